@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command of a container, under a first process that does the duties of one.
 
+The command runs in a session of its own, and signals go to its process group: in ``sh -c "torchrun
+…"`` the shell and torchrun each get one, and torchrun, whose workers are in sessions of their own,
+passes it on to them. A shell alone would end without passing it on.
+
 One duty is network: where the container's host name does not lead to the pod, as in a pod of the
 host's network, Gloo would listen at the loopback, and needs the interface's name.
 """
