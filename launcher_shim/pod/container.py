@@ -218,7 +218,12 @@ def choose_interface(
 
 
 def read_interfaces() -> Dict[str, str]:
-    """Read the addresses of this machine from the kernel, each with its interface's name."""
+    """Read the addresses of this machine from the kernel, each with its interface's name.
+
+    Gloo listens at the first address of the host name that this machine can bind, and at the
+    loopback if there is none: then ranks of two machines never meet. So it is in a pod of the
+    host's network if the node's name is not in the DNS, or stands for ``127.0.1.1``.
+    """
     names = dict(socket.if_nameindex())
     found: Dict[str, str] = {}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _ROUTE) as kernel:
