@@ -188,7 +188,7 @@ passed_over: List[str] = []
 def refuse(error: Exception) -> None:
     """Raise ``error``, or log it as a warning with ``MUSTER_CHECKS=warn``.
 
-    ``MUSTER_CHECKS=warn`` logs instead, for a script that cannot be changed at once.
+    That is for a script that cannot be changed at once.
     """
     if os.environ.get(CHECKS_VARIABLE) != "warn":
         raise error

@@ -271,7 +271,7 @@ def overruled(
     a variable is missing.
 
     Here that gets the rendezvous of the sidecar, and the sidecar is asked whether its stage has
-    succeeded already, as in ``launcher_shim.pod.pass_over``.
+    succeeded already.
     """
     sidecars = bounds(environ[VARIABLES["nnodes"]])
     if sidecars is None:
