@@ -76,7 +76,10 @@ Dial = Callable[[Member], Awaitable[IdleLine]]
 
 
 class TcpLine:
-    """A line by TCP."""
+    """A line by TCP.
+
+    No byte is sent once it is open, and no process wakes up.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader

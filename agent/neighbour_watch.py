@@ -80,7 +80,7 @@ def backing_out(untrue: Sequence[Suspicion]) -> GuardedWrites:
 def eviction(client: JobClient, generation: int, one: Eviction, at_unix_s: float) -> GuardedWrites:
     """Build the eviction: what the end of the lease would do, and that its nodes have left.
 
-    It compares the incarnation, each vote and its member's registration, and that nobody was
+    It compares the incarnation, each vote and its member's registration, and that no one was
     suspected since.
     """
     here, mirror, member = client.keys.in_generation(generation), client.mirror, one.member

@@ -71,7 +71,11 @@ AGAIN_S = 30.0
 
 
 def stance(rank: int, state: str, frames: Sequence[StackFrame]) -> StillRank:
-    """Return what a rank does; ``state``: its process's letter; ``frames``: the innermost first."""
+    """Return what a rank does; ``state``: its process's letter; ``frames``: the innermost first.
+
+    The innermost call that is not of Python's own library tells whether the rank waits for
+    others.
+    """
     where, *via = _lines(frames) or [""]
     if state in ("T", "t"):
         return StillRank(rank, "stopped")
@@ -142,6 +146,9 @@ class Pulse:
     ``mark``: all that they reported last, which they did before ``moved_s``, by a monotonic clock.
     ``stride``: the steps of one report. ``gaps_s``: seconds a step. ``made``: how many steps it was
     seen to make.
+
+    So the usual time between two reports is the time between two looks, divided by the reports
+    in it; how many steps a report is follows from the numbers of the steps.
     """
 
     master: str = ""

@@ -208,10 +208,10 @@ class StoreVersion(Loop):
         self._diary.say(sentence, level=severity, extra=extra, topic=why)
 
 
-def is_news(told: State, now: State, held_s: float) -> bool:
-    """Return whether to report a state that has lasted for ``held_s``, after ``told``."""
+def is_news(reported: State, now: State, held_s: float) -> bool:
+    """Return whether to report a state that has lasted for ``held_s``, after ``reported``."""
     level = STATES[now].level
-    news = STATES[told].level != "ok" if level == "ok" else now != told
+    news = STATES[reported].level != "ok" if level == "ok" else now != reported
     return news and held_s >= HELD_S[level]
 
 

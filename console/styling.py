@@ -74,7 +74,10 @@ def wrapped(text: str, stream: IO[str], indent: int) -> str:
 
 
 def broken(text: str, columns: int, indent: int) -> str:
-    """Wrap one line of ``text`` at ``columns``; a word that is longer than that stays whole."""
+    """Wrap one line of ``text`` at ``columns``; a word that is longer than that stays whole.
+
+    Output to anything else keeps each line whole, as for ``grep``.
+    """
     # Keep a number with its unit: textwrap does not break a line at a no-break space.
     made = textwrap.fill(
         _QUANTITY.sub("\\1\N{NO-BREAK SPACE}\\2", text),

@@ -163,7 +163,11 @@ def _entry(path: Path, key: str, value: Any) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """A job that ``muster local`` runs, and the process that does. ``logs``: the directory."""
+    """A job that ``muster local`` runs, and the process that does. ``logs``: the directory.
+
+    Each has a file in the user's state directory, which the run holds a lock on. What has ended
+    is kept, one run of each job, as its logs are.
+    """
 
     endpoints: str
     namespace: str

@@ -197,7 +197,11 @@ def check_unintended(
 
 
 def shared(used: str, home: str) -> ConfigError:
-    """Return the error for a place whose text is written at another."""
+    """Return the error for a place whose text is written at another.
+
+    Other nodes may share a YAML anchor or a merge key with them: one place in the text, two
+    meanings.
+    """
     return ConfigError(
         f"{used} is written at {home}, by an anchor or a merge key, and would change with it:"
         " write it out in its own place"

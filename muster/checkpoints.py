@@ -175,7 +175,16 @@ def of_rank_0(look: Callable[[], Optional[str]]) -> Optional[str]:
 def choose(
     look: Callable[[], Optional[str]], own: RankIdentity, call: int, *, served: bool
 ) -> Optional[str]:
-    """Return rank 0's choice at its ``call``-th call; ``served``: by an agent, to all worlds."""
+    """Return rank 0's choice at its ``call``-th call; ``served``: by an agent, to all worlds.
+
+    Rank 0 writes it to the store at ``MASTER_ADDR:MASTER_PORT``, where torch's ranks are about
+    to meet or have met: a trainer loads before it has made a process group, and a store needs
+    no device. Its count of restarts differs between the nodes of one world: a node whose worker
+    failed has one more than the others, and a new pod has none. Under Muster, rank 0 serves the
+    store: it is as new as the world, and so is all that is in it. Where torchrun's agent serves
+    it, a choice may be of an earlier world: there each rank asks under a name that it makes up,
+    and rank 0 answers all who ask until every rank of its own world has taken the answer.
+    """
     if own.rank == 0:
         try:
             choice = look()

@@ -59,7 +59,15 @@ shorter than a sidecar of 0.1 needs from its start to its first gate."""
 
 
 class MappedPage:
-    """One page, mapped; raises ``OSError`` or ``ValueError`` if it cannot be."""
+    """One page, mapped; raises ``OSError`` or ``ValueError`` if it cannot be.
+
+    The sidecar allocates it when it starts and overwrites it from then on, so that no change of
+    the gate needs space on the disk. It begins with the generation word, which grows by one
+    with each change. Two slots follow, used in turns: the word's last bit says in which one the
+    content lies, as its checksum over the word and the content, its length, which environment
+    file it belongs to, and the content. Until the word has changed the slot of the content
+    before is left alone, so a sidecar that dies amid a change leaves a whole page.
+    """
 
     def __init__(self, path: str) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -220,7 +220,11 @@ def other_data(then: Sequence[int], seed: int, size: int, own_seed: int, grows: 
 
 
 class ShardOrder(NamedTuple):
-    """The cut of a data set of ``size`` records, and its order; ``seed`` None: in its own order."""
+    """The cut of a data set of ``size`` records, and its order; ``seed`` None: in its own order.
+
+    The order is that of a keyed bijection on the numbers of the shards, so that any place of it
+    is computed without the places before.
+    """
 
     size: int
     shard_size: int

@@ -186,7 +186,10 @@ passed_over: List[str] = []
 
 
 def refuse(error: Exception) -> None:
-    """Raise ``error``, or log it as a warning with ``MUSTER_CHECKS=warn``."""
+    """Raise ``error``, or log it as a warning with ``MUSTER_CHECKS=warn``.
+
+    That is for a script that cannot be changed at once.
+    """
     if os.environ.get(CHECKS_VARIABLE) != "warn":
         raise error
     passed_over.append(str(error))

@@ -175,6 +175,15 @@ def save_tag() -> str:
     each save. Once called, this rank's saves are on record with it: ``last_commit().tag``. Call it
     in the rank's own process. A rank of torchrun waits for its sidecar as ``drain()`` does. Without
     a sidecar it is always the same text.
+
+    A world that the network cuts off from the store trains on, and pods that have the store may
+    form another one meanwhile. With the tag in the path they never write the same file, and
+    ``last_commit().tag`` names the one that is on record. A tag is
+    ``life00001-round000012-8f3a1c2d9b``: the life of the job, the round in it, and a digest of
+    the run and of the address at which the ranks of the round meet. The store freezes each
+    round once, and numbers rounds in order, so tags of one run sort as its worlds formed. Two
+    worlds that train at the same time cannot meet at one address: their tags differ even if the
+    store was restored.
     """
     file, gate = own_file(), own_gate()
     if file is None or gate is None:
@@ -223,6 +232,11 @@ class WorldMark:
     """One world's claim to ``directory``. ``marks``: this is the rank that writes the mark.
 
     It does nothing until a sidecar has confirmed the round: then ``tag`` changes, once.
+
+    Trainers save to names of their own, such as ``checkpoint-500`` and ``last.ckpt``, which two
+    worlds would share. So each world that begins writes its tag to ``muster-tag`` beside them.
+    One that finds a later world's tag there was cut off from the store, and may not save any
+    more.
     """
 
     def __init__(self, directory: str, *, marks: bool, tag: Callable[[], str] = save_tag) -> None:

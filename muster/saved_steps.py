@@ -89,7 +89,13 @@ class CommittedStep(int):
 
 
 class CursorFile:
-    """The file of one rank's cursors; ``pid`` and ``started`` identify the writing process."""
+    """The file of one rank's cursors; ``pid`` and ``started`` identify the writing process.
+
+    It is whatever JSON the script gives to ``drain.committed``, small, and the same on every
+    rank. It lies beside the rank's progress line, in a file that is renamed into place before
+    the line that reports the save: a reader that reads the line first and then the file finds
+    the cursor of every step named.
+    """
 
     def __init__(self, directory: str, local_rank: int, pid: int, started: int) -> None:
         self._path = os.path.join(directory, "%d%s" % (local_rank, ENDING))
@@ -121,6 +127,9 @@ class Listener(NamedTuple):
 
     ``save`` returns why the save must not count, or an empty string. It may raise an exception that
     ends the process.
+
+    A listener is called at a boundary before the rank goes on, and for a save before it counts:
+    so the content of a checkpoint is on record no later than the checkpoint itself.
     """
 
     arrive: Callable[[int], None]

@@ -217,7 +217,11 @@ class Positions(NamedTuple):
 
 
 class StreamSave(NamedTuple):
-    """The fields that all files of one save share."""
+    """The fields that all files of one save share.
+
+    Shards are named by their place in the order of the epoch. What the files of one save say
+    together is all that it takes to go on, in a world of any size.
+    """
 
     epoch: int
     step: int

@@ -164,6 +164,9 @@ def offer_stacks(directory: str, local_rank: str, started: int) -> None:
 
     Does nothing if the script has a handler for it. Without the file there are no stacks, and
     training does not depend on it.
+
+    Python's ``faulthandler`` writes them from the signal's handler itself, so a rank that hangs
+    in C code, or in an endless loop, answers as well.
     """
     global _stacks_file
     register = getattr(faulthandler, "register", None)  # not on every system

@@ -96,7 +96,11 @@ class Unreached:
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """One suspicion; ``lease``, ``key`` and ``mod_revision`` are those of its record."""
+    """One suspicion; ``lease``, ``key`` and ``mod_revision`` are those of its record.
+
+    A suspicion hangs on the lease of the member that suspects, and names the incarnation that
+    it suspects. No snapshot has it, so that it wakes no other reader.
+    """
 
     by: str
     member: Name

@@ -108,6 +108,9 @@ class NoticeSocket:
 
     ``notify`` takes a notice. ``phase_after`` waits until the phase is not the given one (None:
     any) and returns it.
+
+    A client sends one line and gets a line for each phase, until the drain is over. If it loses
+    the connection, it connects and sends the line again: notices are idempotent.
     """
 
     def __init__(

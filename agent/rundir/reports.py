@@ -82,7 +82,11 @@ def read_ranks(directory: Path) -> tuple[RankProgress, ...]:
 
 
 def read_cursors(directory: Path, line: RankProgress) -> dict[int, str]:
-    """Read the data cursors of the steps that the process of ``line`` has saved, by step."""
+    """Read the data cursors of the steps that the process of ``line`` has saved, by step.
+
+    The lines come from the training container: whatever they contain may leave a rank unknown,
+    but does no more harm.
+    """
     try:
         content = read_untrusted(directory / f"{line.local_rank}.cursors", CURSORS_MAX_BYTES)
         fields = json.loads(content)
@@ -192,6 +196,9 @@ class LaunchReport:
 
     ``started`` names the run of ``muster-run``, which is another one after each restart of the
     container. ``launcher`` is empty while the command has started none.
+
+    The files come from the training container, from ``launcher_shim.pod``: whatever they
+    contain may leave something unknown, but does no more harm.
     """
 
     started: str

@@ -181,8 +181,8 @@ async def unacknowledged_for_long(connection: socket.socket) -> None:
 
 
 def _is_unacknowledged(connection: socket.socket) -> bool:
-    told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-    info: tuple[int, ...] = _TCP_INFO.unpack(told)
+    state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    info: tuple[int, ...] = _TCP_INFO.unpack(state)
     return info[_UNACKNOWLEDGED] > 0 and info[_MS_SINCE_ACKNOWLEDGEMENT] >= 1000 * LOST_S
 
 

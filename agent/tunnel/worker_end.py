@@ -59,7 +59,7 @@ then its agent has ended it."""
 ANSWER_TIMEOUT_S = 5.0
 """Time limit for an agent to end a command, in seconds; one that is stopped ends it later."""
 HOLD_INTERVAL_S = 2.0
-"""Interval at which the agent is told to hold its commands while the store is away, and poll
+"""Interval at which the agent gets the order to hold its commands while the store is away, and poll
 interval for that, in seconds: no event tells that the store has become unreachable."""
 FIRST_INTERVAL_S = 0.3
 """Poll interval for an agent that has never listened, in seconds: its image may still be pulled."""

@@ -56,6 +56,9 @@ class WorkerFailure:
     """One worker that ended.
 
     ``sentence`` is the error that it raised, or its exit status; ``traceback`` ends with the error.
+
+    The worker's own error is before that line; with a process group, torch marks each of its
+    lines with ``[rank0]:``.
     """
 
     local_rank: int

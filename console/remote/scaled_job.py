@@ -268,11 +268,15 @@ class ScaledJob:
             raise InUse(f"the count of {owner} was changed from {owner.count} to {now}")
 
     async def mark(self, pods: Sequence[ScaledPod], before: dict[str, str | None]) -> None:
-        """Give pods the lowest deletion cost; ``before`` gets what each had, before its write."""
+        """Give pods that are there the lowest deletion cost; ``before`` gets what each had."""
         for pod in pods:
-            read = await self._api.get(self._pod(pod.name))
-            before[pod.name] = (read["metadata"].get("annotations") or {}).get(DELETION_COST)
-            await self._annotate(pod.name, str(COST))
+            try:
+                read = await self._api.get(self._pod(pod.name))
+                before[pod.name] = (read["metadata"].get("annotations") or {}).get(DELETION_COST)
+                await self._annotate(pod.name, str(COST))
+            except ClusterRefused as error:
+                if error.status != NOT_FOUND:
+                    raise  # one that has gone meanwhile needs no mark
 
     async def unmark(self, before: dict[str, str | None]) -> None:
         """Give pods the deletion cost back that they had; those that are gone are left out.

@@ -64,7 +64,11 @@ WARNINGS_MAX = 12
 def obstacle_of_others(
     owner: Owner, namespace: str, read: Mapping[str, Any], environ: Mapping[str, str]
 ) -> str | None:
-    """Return why another part of the pod's job cannot be injected; None if all parts can."""
+    """Return why another part of the pod's job cannot be injected; None if all parts can.
+
+    A launcher whose workers have no sidecar waits for them for ever. Pods come one by one, so
+    each verdict looks at all templates of the owner: a job is injected whole, or not at all.
+    """
     about = {"apiVersion": owner.api_version, "kind": owner.kind}
     manifest = {**read, **about, "metadata": {"name": owner.name, "namespace": namespace}}
     parts = Workload(node_of(manifest)).templates()

@@ -153,6 +153,8 @@ class PastRounds(Loop):
     """The clean-up after past rounds of one run, by the sidecar of a round's first node only.
 
     Clean-ups run in ``tasks``, and may end after this.
+
+    Whenever a round forms, the keys of the runs before are cleaned up, too.
     """
 
     def __init__(

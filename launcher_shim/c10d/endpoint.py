@@ -63,6 +63,9 @@ class C10dServer:
 
     ``open_session`` gets a description of the peer, for logs, and the relay that it comes through
     or None. It is called once the client has shown that it speaks the protocol.
+
+    It listens on both loopback addresses, as torch's client may try either first, and on a unix
+    socket, for the relay of ``muster-run``.
     """
 
     def __init__(

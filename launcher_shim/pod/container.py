@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command of a container, under a first process that does the duties of one.
 
+The command runs in a session of its own, and signals go to its process group: in ``sh -c "torchrun
+…"`` the shell and torchrun each get one, and torchrun, whose workers are in sessions of their own,
+passes it on to them. A shell alone would end without passing it on.
+
 One duty is network: where the container's host name does not lead to the pod, as in a pod of the
 host's network, Gloo would listen at the loopback, and needs the interface's name.
 """
@@ -214,7 +218,12 @@ def choose_interface(
 
 
 def read_interfaces() -> Dict[str, str]:
-    """Read the addresses of this machine from the kernel, each with its interface's name."""
+    """Read the addresses of this machine from the kernel, each with its interface's name.
+
+    Gloo listens at the first address of the host name that this machine can bind, and at the
+    loopback if there is none: then ranks of two machines never meet. So it is in a pod of the
+    host's network if the node's name is not in the DNS, or stands for ``127.0.1.1``.
+    """
     names = dict(socket.if_nameindex())
     found: Dict[str, str] = {}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _ROUTE) as kernel:

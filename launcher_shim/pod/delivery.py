@@ -100,7 +100,10 @@ def images_own(name: str, program: str, environ: Mapping[str, str]) -> Optional[
 
 
 class OneLine(logging.Formatter):
-    """A formatter that names the program, and escapes control characters."""
+    """A formatter that names the program, and escapes control characters.
+
+    The sidecar's sentences may quote another pod, and people read the container's log.
+    """
 
     def __init__(self, program: str) -> None:
         super().__init__()

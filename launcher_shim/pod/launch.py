@@ -227,7 +227,13 @@ def orphans_of(parent_of: Mapping[int, int], worlds: Mapping[int, World]) -> Set
 
 
 class Orphans:
-    """The processes below this one whose world has ended."""
+    """The processes below this one whose world has ended.
+
+    A child in a session of its own, such as a tracker or a profiler, lives on and may hold
+    memory of a GPU; its parent is this process then. Its environment names its world, which it
+    has from the worker that started it. Processes that no worker started have no such name, and
+    none of them is touched.
+    """
 
     def __init__(self) -> None:
         self._outer = world_of("=".join(pair) for pair in os.environ.items())

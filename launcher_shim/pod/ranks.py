@@ -81,7 +81,12 @@ def read_question(run_directory: str) -> Optional[Question]:
 
 
 class StackReporter:
-    """The answers to the sidecar's questions, for as long as one command runs."""
+    """The answers to the sidecar's questions, for as long as one command runs.
+
+    The sidecar may have another PID namespace, and is another user: only a process of the
+    training container can signal a rank. A rank with ``import muster`` writes its stacks itself
+    (``muster.stacks``); of another one py-spy shows them, if the image has it.
+    """
 
     def __init__(self, run_directory: str) -> None:
         self._directory = run_directory

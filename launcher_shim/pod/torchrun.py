@@ -117,7 +117,11 @@ def digest(words: Sequence[str]) -> bytes:
 
 
 def passes_over(port: int, run_id: str, line: bytes) -> bool:
-    """Ask the sidecar whether the stage is done, and wait; False if none answers that."""
+    """Ask the sidecar whether the stage is done, and wait; False if none answers that.
+
+    Unless it confirms, the image's own torchrun replaces this process, without the options that
+    the sidecar overrules.
+    """
     key = wire.STAGE + run_id.encode(errors="surrogateescape")
     request = wire.encode(wire.CompareSet(key, b"", line))
     idles = False
@@ -267,6 +271,9 @@ def overruled(
 
     ``own``: the fields as they are. ``words``: the command line. Raises ``KeyError`` if a field or
     a variable is missing.
+
+    Here that gets the rendezvous of the sidecar, and the sidecar is asked whether its stage has
+    succeeded already.
     """
     sidecars = bounds(environ[VARIABLES["nnodes"]])
     if sidecars is None:

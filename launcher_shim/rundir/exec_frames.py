@@ -136,7 +136,11 @@ def encode_attaching(attaching: Attaching, kind: int = ATTACH) -> bytes:
 
 
 def read_attaching(frame: Frame) -> Attaching:
-    """Decode the first frame; raises ``ExecFrameError``."""
+    """Decode the first frame; raises ``ExecFrameError``.
+
+    A session is one command; it outlives its connections. Its name is known only to the
+    processes that take part in it.
+    """
     import json  # not at the top: the launcher's side has to start fast
 
     if frame.kind not in OPENINGS:
@@ -167,7 +171,12 @@ WINDOW = 2 * 1024 * 1024
 
 
 class Stream:
-    """One end. ``sent``, ``acknowledged``, ``received`` are numbers of frames; 0: none as yet."""
+    """One end. ``sent``, ``acknowledged``, ``received`` are numbers of frames; 0: none as yet.
+
+    Each end numbers its frames, keeps each until the other end has acknowledged it, and sends
+    it again on the next connection. A frame that comes twice is skipped, so that each counts
+    once, in order, wherever a connection was cut.
+    """
 
     def __init__(self) -> None:
         self.sent = 0
@@ -258,7 +267,11 @@ def read_lease_ttl_s(told: str) -> int:
 
 
 def delivered_lease_ttl_s(run_dir: str) -> int:
-    """Read the lease of the sidecar that delivers to ``run_dir``, in seconds."""
+    """Read the lease of the sidecar that delivers to ``run_dir``, in seconds.
+
+    A sidecar that was killed counts as there for its lease, and may be replaced within that
+    time.
+    """
     try:
         with open(os.path.join(run_dir, layout.ENVIRONMENT)) as file:
             lines = dict(line.rstrip("\n").partition("=")[::2] for line in file)

@@ -101,6 +101,8 @@ def open_regular(path: "Union[str, os.PathLike[str]]", flags: int, mode: int) ->
     """Open a regular file for writing, as ``os.open`` does, and return its descriptor.
 
     Raises ``OSError``, with ``ELOOP`` for a link; also for a pipe, with or without a reader.
+
+    No link is followed, and a pipe in the file's place does not block.
     """
     descriptor = _open(path, flags | os.O_CLOEXEC, mode)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -122,7 +124,10 @@ class PathTooLong(ValueError):
 
 
 def nascent_name(path: str) -> str:
-    """Return the name to bind, before ``path`` takes its place; raises ``PathTooLong``."""
+    """Return the name to bind, before ``path`` takes its place; raises ``PathTooLong``.
+
+    It is bound under a nascent name, made accessible to its clients, and renamed into place.
+    """
     nascent = f"{path}.{os.getpid()}"
     if len(os.fsencode(nascent)) > PATH_MAX_BYTES:
         raise PathTooLong(f"{path} is too long for a unix socket: choose a shorter run directory")

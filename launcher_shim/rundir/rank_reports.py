@@ -27,7 +27,10 @@ _SUM_END = len('{"crc":"00000000"')
 
 
 def read_whole(path: "Union[str, os.PathLike[str]]") -> Optional[bytes]:
-    """Read one line; None if there is none, or none that is whole in ``READS`` reads."""
+    """Read one line; None if there is none, or none that is whole in ``READS`` reads.
+
+    A concurrent reader gets parts of two writes, which the checksum detects.
+    """
     for _ in range(PROGRESS_READS):
         try:
             content = read_untrusted(path, PROGRESS_MAX_BYTES)
@@ -90,6 +93,10 @@ class StepCount(NamedTuple):
     ``began``: by process, the step from which its own steps count. ``first`` is that of the first
     process that has made one, ``highest`` the highest step of all. ``told``: whether a rank has
     reported anything.
+
+    A torchrun starts its workers again several times. A job that goes on from a checkpoint
+    repeats some steps then, and a script may count from 0 each time: so the number is how far
+    the job has come since the first step that this torchrun's ranks reported.
     """
 
     began: Mapping[Tuple[int, int], int]

@@ -273,7 +273,11 @@ class _Unsettled(NamedTuple):
 
 
 class RelayLedger:
-    """The requests of one client; ``session`` names its connection."""
+    """The requests of one client; ``session`` names its connection.
+
+    The next sidecar is sent all unanswered requests again, with the same numbers, so that each
+    is applied once.
+    """
 
     def __init__(self, session: bytes) -> None:
         self.held = 0

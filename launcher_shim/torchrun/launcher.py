@@ -93,7 +93,13 @@ class Given(NamedTuple):
 
 
 class TorchrunLine(NamedTuple):
-    """A line: the options before the script, and the words from there on."""
+    """A line: the options before the script, and the words from there on.
+
+    ``-`` and ``_`` are the same in names, and a unique prefix stands for the whole name. A
+    torch that is newer than the table of options may know others. Such an option without ``=``
+    is a switch, or it takes the next word, which might also be the script: the line is not read
+    from there on.
+    """
 
     options: Tuple[Given, ...]
     rest: Tuple[str, ...]

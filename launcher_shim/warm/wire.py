@@ -138,7 +138,10 @@ def changed(
 
 
 def circumstances() -> Dict[str, str]:
-    """Return what this process was given, a text for each kind; raises ``OSError``."""
+    """Return what this process was given, a text for each kind; raises ``OSError``.
+
+    A fork has it from the zygote, a worker that torchrun starts has it from torchrun.
+    """
     found: Dict[str, str] = {}
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         for line in file:

@@ -242,7 +242,11 @@ INSTALLED = ("site-packages", "dist-packages")
 
 
 class Unfit(Exception):
-    """A module that must not be imported before a fork; ``package`` is what to do without."""
+    """A module that must not be imported before a fork; ``package`` is what to do without.
+
+    Two kinds do not: modules that start threads, which a fork does not have, and modules that
+    read a variable of the round, such as ``RANK``, which the zygote does not have yet.
+    """
 
     def __init__(self, package: str, why: str) -> None:
         super().__init__(f"{package} {why}")

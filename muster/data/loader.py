@@ -106,7 +106,11 @@ Place = Tuple[int, int]
 
 
 class CountedSteps:
-    """The steps of one sampler since its place was last set."""
+    """The steps of one sampler since its place was last set.
+
+    A sampler knows which batches were taken of it, and the process how many boundaries it has
+    come to.
+    """
 
     def __init__(self) -> None:
         self._taken = NOWHERE

@@ -62,7 +62,12 @@ class Order(NamedTuple):
 
 
 class OrderFile:
-    """The file of one run directory, parsed only when it has changed; for one thread."""
+    """The file of one run directory, parsed only when it has changed; for one thread.
+
+    The file is there from the sidecar's start if worlds may change in place, and only then. A
+    rank looks by ``stat`` at each boundary, after it has published its own state: so no sidecar
+    can agree on a step that the rank has already passed.
+    """
 
     def __init__(self, run_dir: str) -> None:
         self._path = os.path.join(run_dir, WORLD_NAME)

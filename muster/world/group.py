@@ -205,7 +205,11 @@ def _sockets() -> FrozenSet[int]:
 
 
 class Feed:
-    """The micro batches of this rank, as made by ``world.feed(loader)``: each pass is one step."""
+    """The micro batches of this rank, as made by ``world.feed(loader)``: each pass is one step.
+
+    So it begins again at the cursor when the world has changed, and when a step broke: that
+    step's batch is read once more.
+    """
 
     def __init__(self, loader: Any, sampler: ElasticSampler) -> None:
         self._loader = loader
@@ -239,6 +243,9 @@ class Replica:
     Attributes are those of the present ``DistributedDataParallel``; before the first world they are
     those of the model, which is called as it is then: a newcomer can compile beside the training
     world.
+
+    The constructor of ``DistributedDataParallel`` is a collective, so all ranks make theirs as
+    a world forms, survivors and newcomers alike.
     """
 
     def __init__(self, net: nn.Module, options: Mapping[str, Any]) -> None:

@@ -352,6 +352,9 @@ def unnamed(parts: Mapping[str, Any], cure: str = CURE) -> str:
     """Return what the script has made that changes in training and is no part; or "".
 
     ``cure``: what to do about it.
+
+    Python's own list of objects shows optimizers, schedules and samplers that the script has
+    made and has not named.
     """
     named = {id(one) for one in parts.values()}
     for one in parts.values():

@@ -40,7 +40,12 @@ MOVED = 0.1
 
 
 class Said(NamedTuple):
-    """The words of one member's ranks on a step that they have saved; each empty for nothing."""
+    """The words of one member's ranks on a step that they have saved; each empty for nothing.
+
+    They say where in the data it is (the cursor), which world's path they saved to (the tag),
+    and whether it keeps the samples: a world that goes on from it then trains each once an
+    epoch.
+    """
 
     ranks: Sequence[int]
     """Their numbers. A sidecar of an earlier version names none."""
@@ -211,7 +216,14 @@ def differing(ranks: Iterable[RankProgress], round: LiveRound | None, member: st
 def of_round(
     round: LiveRound | None, membership: Snapshot, saves: Mapping[str, PodSaves]
 ) -> Sequence[PodSaves]:
-    """Return the reports of the members of ``round`` about it, in rank order."""
+    """Return the reports of the members of ``round`` about it, in rank order.
+
+    Each pod stores which steps all of its ranks have saved in this round. A step that every
+    member of the round's frozen list names becomes the last commit: a world that begins after
+    it can go on from there. This holds for the live round only: nothing of a former one is
+    stored late. Nor is a step stored that no world of shards could begin from, as after a
+    restore of the store.
+    """
     if round is None:
         return ()
     told = (saves.get(member) for member in round.members)

@@ -115,7 +115,12 @@ def kept(snapshot: Snapshot) -> int:
 
 
 def leftovers(keys: JobKeys, snapshot: Snapshot, kvs: Iterable[KeyValue]) -> list[KeyValue]:
-    """Return the records of members and generations of the job that are gone for good."""
+    """Return the records of members and generations of the job that are gone for good.
+
+    The pods of a Deployment never come back under their names, so that what they leave would
+    grow for as long as the job exists. The newest records stay: a pod behind a cut may still
+    return, and finds its place and its drain.
+    """
     if snapshot.job is None:
         return []
     here = keys.in_generation(snapshot.job.generation)
@@ -158,6 +163,10 @@ class RollBack(Reconciler):
 
     ``patience_s``: how long none must have been there, as one that has lost its lease may come
     back. A shorter one takes a roll-out back for an outage of the store.
+
+    A Deployment starts the last pod of the former template before the last one of the newer is
+    gone: then no registration shows that no member has the newer one, and a present member has
+    to notice.
     """
 
     def __init__(self, kernel: Kernel, registrar: Registrar, *, patience_s: float) -> None:

@@ -111,6 +111,10 @@ class FormerLease:
     """The lease that the record of this pod, ``identity``, hangs on in the store, if there is one.
 
     ``complain`` is called with the reason of a renewal that fails.
+
+    If the former lease ended meanwhile, the records of a pod in good health would vanish with
+    it, and no process could write them again. Once there is a new one it is left to expire, as
+    records that are not yet written again hang on it.
     """
 
     def __init__(

@@ -24,7 +24,11 @@ Intervals = tuple[tuple[int, int], ...]
 
 
 def normal(pieces: Iterable[tuple[int, int]]) -> Intervals:
-    """Merge ``pieces``, in any order and overlapping or not, into one set."""
+    """Merge ``pieces``, in any order and overlapping or not, into one set.
+
+    A set of 10⁶ consecutive numbers is one pair, so that the trained part of a data set is a
+    few pairs.
+    """
     merged: list[tuple[int, int]] = []
     for low, high in sorted(pieces):
         if low >= high:

@@ -37,6 +37,8 @@ class Failure:
     ``rank``: -1 if unknown. ``kind``: the exception's type; empty if none was raised. ``where``:
     ``FILE:LINE`` of the script. ``follows``: the end of another rank is its cause. ``count``: the
     number of failures in a row, of worlds without progress, up to this one.
+
+    No snapshot has it: it wakes no reader, and matters only to a job that cannot start.
     """
 
     member: str
@@ -175,6 +177,9 @@ class Bypass:
     The sentence is one line of bounded length, whatever was quoted in it. ``slots``: the number of
     workers that it started if that is not its sidecar's, else 0; a fault of another kind may have
     it, too.
+
+    It is one small key on the member's lease, and only while something is wrong. No snapshot
+    has it, so that no decision rests on it, and it wakes no reader.
     """
 
     kind: Kind = ""

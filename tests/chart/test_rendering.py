@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from controller.config import ControllerConfig, defaults
+from injection.settings import TABLE
 from rdzv.settings import settings_of
 from tests.support.chart import CHART, HelmFailed, helm, named, pods, rendered
 from tests.support.sources import ROOT
@@ -159,6 +160,14 @@ def test_every_value_is_in_the_schema_and_on_the_page() -> None:
     making = [sys.executable, str(ROOT / "scripts" / "generate-chart-docs"), "--print"]
     made = subprocess.run(making, capture_output=True, text=True, check=True).stdout
     assert (CHART / "README.md").read_text() == made, "run scripts/generate-chart-docs"
+
+
+def test_the_chart_takes_each_default_that_the_controller_takes() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    taken = set(schema["properties"]["injection"]["properties"]["defaults"]["properties"])
+    # The chart gives the first two itself; the others are of a Job, or of a single pod.
+    others = {"image", "etcd-endpoints", "pod-failure-policy", "horovod"}
+    assert taken | others == {one.flag.removeprefix("--") for one in TABLE.values()}
 
 
 def test_the_doctor_of_helm_test_is_told_of_three_members_in_one_word() -> None:

@@ -35,7 +35,7 @@ from tests.support.waiting import DEADLINE_S
 
 NO_TLS = """
 import os, sys
-from rdzv.store.etcd3.package import WatchStub
+from rdzv.store.etcd3.calls import WatchStub
 import grpc
 channel = grpc.secure_channel(sys.argv[1], grpc.ssl_channel_credentials())
 try:

@@ -45,7 +45,7 @@ import asyncio, sys, threading
 sys.modules["grpc"] = None  # as if it were not installed
 from agent import process
 from console import main as program
-from console.local import followed_job
+from console.local import job_in_store
 from console.store import store as embedded_store
 from rdzv.store.access import Access
 from rdzv.store.etcd.client import open_store

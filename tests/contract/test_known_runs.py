@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -178,6 +179,10 @@ def open_runs(one: Pod) -> set[str]:
     return set(one.endpoint.rendezvous())
 
 
+def tasks_of(run: str) -> list[asyncio.Task[Any]]:
+    return [task for task in asyncio.all_tasks() if task.get_name().endswith(f" {run}")]
+
+
 async def test_a_run_that_is_over_is_let_go_once_no_torchrun_of_the_pod_is_in_it() -> None:
     engine = MemoryEngine()
     async with pod(engine, "w-0") as one, asyncio.timeout(DEADLINE_S):
@@ -194,7 +199,9 @@ async def test_a_run_that_is_over_is_let_go_once_no_torchrun_of_the_pod_is_in_it
             await mirror.changed_after(mirror.sequence)
         while HERE.run("digits").node("w-0") in mirror.kvs:
             await mirror.changed_after(mirror.sequence)
-        assert not [task for task in asyncio.all_tasks() if task.get_name().endswith(" digits")]
+        # The tasks of its rendezvous are cancelled by then, and end.
+        await asyncio.gather(*tasks_of("digits"), return_exceptions=True)
+        assert not tasks_of("digits")
     async with pod(engine, "w-1") as other, asyncio.timeout(DEADLINE_S):
         await other.endpoint.caught_up()
         assert open_runs(other) == {"digits (stage 2)"}

@@ -45,11 +45,11 @@ FAILS_ONCE = {"DRAIN_LOOP_FAIL_SAVE": "0:1", "DRAIN_LOOP_ACCUMULATE": "2"}
 
 _NEVER_HUNG = """
 import dataclasses
-from launcher_shim.c10d.rounds import hanging
-_decide = hanging.decide
+from launcher_shim.c10d.rounds import decision_loop
+_decide = decision_loop.decide_on_hang
 def _patient(now, signs, policy):
     return _decide(now, signs, dataclasses.replace(policy, hung_s=3600.0))
-hanging.decide = _patient
+decision_loop.decide_on_hang = _patient
 """
 
 long = pytest.mark.long

@@ -102,7 +102,11 @@ def _silent(now: float, signs: Signs, reason: str) -> HangDecision:
 
 
 class HangWatch:
-    """The watch over the torchrun that holds ``place``."""
+    """The watch over the torchrun that holds ``place``.
+
+    Only the sidecar that serves a silent torchrun can tell: it alone sees its requests. A
+    torchrun that is given up and goes on after all is in no world: it asks for the next.
+    """
 
     def __init__(self, place: Place, evaluator: Evaluator) -> None:
         self._place = place

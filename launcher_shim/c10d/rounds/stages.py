@@ -177,6 +177,11 @@ def made_up(
     """Return the value of ``name`` in the round ``own``; None for one that is stored, or not yet.
 
     ``real``: the round beside which it is. ``value`` looks up a launcher's key.
+
+    Its ranks join a world that changes in place; no other torchrun is in its round. So the
+    values by which the nodes of a round meet are made up, as far as torch reads them.
+    ``MASTER_ADDR`` and ``MASTER_PORT`` are those of the real round: by them the ranks of one
+    world name it alike, and none connects there, as such a world has a store of its own.
     """
     if name in (b"MASTER_ADDR", b"MASTER_PORT"):
         return value(round_prefix(run_id, real) + name)

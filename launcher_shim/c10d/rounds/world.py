@@ -32,6 +32,12 @@ def in_rank_order(
     ``former``: the members of the world before, in the order of its ranks. ``locations``: the
     topology of each member. A member whose location is empty, or has no further part, may be
     anywhere between the others.
+
+    Rings run along the ranks, so each border between two blocks that they cross costs. A rank
+    that moves costs once: the data that its worker has cached, or logs under its number, are
+    another rank's now. So the rules are, the first one first: each block has one run of ranks,
+    and each part of a block one run within it; rank 0 stays rank 0; few ranks move. Without a
+    former world or a topology, it is torch's order.
     """
     ranks = {member: rank for rank, member in enumerate(former)}
     # Nodes that stay, by former rank; then the others, as torch orders them. Groups keep it.

@@ -178,7 +178,11 @@ T = TypeVar("T")
 
 
 class Writes:
-    """The writes of one run."""
+    """The writes of one run.
+
+    Each is linearizable, and applied once even if its answer is lost
+    (``launcher_shim.c10d.values.transactions``).
+    """
 
     def __init__(self, cells: Cells, transactions: Transactions) -> None:
         self._keys = cells.keys

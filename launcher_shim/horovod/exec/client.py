@@ -56,6 +56,11 @@ def delay_exit(
     """Wait until horovodrun may learn that a worker on ``host`` ended with ``status``.
 
     ``run_dir`` is the launcher's, with the host list and the job's min.
+
+    While fewer hosts than min are listed, horovodrun keeps all workers waiting. A worker that
+    ends then would count as the first of those that gather for the next change, once there are
+    enough again: that change would begin without one of the others, and they would wait for
+    each other. Once horovodrun has followed a list without the host, it ignores that end.
     """
     if status in (0, EXIT_REMOVED):
         return

@@ -111,7 +111,11 @@ UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 
 
 class WarmStarts:
-    """The starts of one agent's workers. ``stub``: the program that asks for a fork; None: none."""
+    """The starts of one agent's workers. ``stub``: the program that asks for a fork; None: none.
+
+    The agent starts the zygote before it listens, and the sidecar registers the pod once the
+    agent does: so no world waits for the imports of a new pod.
+    """
 
     def __init__(self, stub: Optional[str] = None) -> None:
         self._stub = stub

@@ -90,6 +90,11 @@ def started_lightly(program: str) -> List[str]:
 
     They are those of its entry point; just the program if it is not the script that installers
     write.
+
+    For each poll of the host list, one a second, and for each worker, horovodrun starts a
+    Python in which ``multiprocessing`` runs its parent's script again: all of horovodrun is
+    imported to run one command. A program without a script, ``python -c``, is not run again in
+    its children.
     """
     try:
         with open(program, "rb") as file:

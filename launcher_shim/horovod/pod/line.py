@@ -99,7 +99,11 @@ class GivenOptions(NamedTuple):
 
 
 def read_options(words: Sequence[str]) -> GivenOptions:
-    """Parse horovodrun's arguments."""
+    """Parse horovodrun's arguments.
+
+    A unique prefix of an option stands for the whole, and the first word that is no option
+    begins the worker's command.
+    """
     left = list(words)
     given: List[GivenOption] = []
     while left and left[0] not in ("-", "--") and left[0].startswith("-"):

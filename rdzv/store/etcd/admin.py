@@ -213,6 +213,9 @@ class Accounts:
 
     Each raises ``StoreRefused`` without the right, ``StoreUnavailable`` and ``StoreAmbiguous``: a
     retry is safe.
+
+    Each user is known by the name in a client certificate, and none has a password. So nothing
+    that is kept here can be lost, and everything may be made again.
     """
 
     def __init__(self, access: Access) -> None:

@@ -43,7 +43,10 @@ REFUSED_PAUSE = Doubling(5.0, 60.0)
 
 
 class CertificateFiles:
-    """The content of the files; ``version`` grows with each change, from 0 before any read."""
+    """The content of the files; ``version`` grows with each change, from 0 before any read.
+
+    A store that refuses the former certificate must get the new one at once.
+    """
 
     def __init__(self, access: Access) -> None:
         self.version = 0
@@ -149,6 +152,10 @@ class Login:
     ``authenticate`` takes name, password and timeout in seconds, and returns a token, or "" from a
     store that needs none; it raises ``LoginRefusedError``, ``LoginUnansweredError``, or any error
     that says that the password was not sent.
+
+    So there is one request at a time, it has more time than a call, and one that was not
+    answered or was refused is not retried at once: many clients that did so would keep the
+    store busy with passwords whose answers nobody waits for.
     """
 
     def __init__(self, access: Access, authenticate: Authenticate, random: Random) -> None:

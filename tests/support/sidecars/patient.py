@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from importlib import import_module
+from importlib.util import find_spec
 
 from console.main import main as command_line
 
@@ -20,6 +21,9 @@ CALL_S = 80.0
 
 _READING = {"console.job.reading.REACH_TIMEOUT_S": CALL_S}
 _WRITING = {**_READING, "console.job.changing.WRITE_TIMEOUT_S": CALL_S}
+
+_IN_0_1_0 = {"console.job.changing": "console.job.drain"}
+"""Where an older version, which this runs as well, has the limits of a module."""
 
 _SAME = {"why": "doctor"}
 """Two names of one command. Older versions, which this runs as well, have no table of them."""
@@ -64,7 +68,8 @@ def main() -> None:
 
 def _put(path: str, value: object) -> None:
     module, _, name = path.rpartition(".")
-    holder = import_module(module)
+    there = find_spec(module) is not None
+    holder = import_module(module if there else _IN_0_1_0[module])
     assert hasattr(holder, name), path
     setattr(holder, name, value)
 
