@@ -202,6 +202,8 @@ class JobLogs:
         if not follow:
             for one in self.pages.rest():
                 self.print(one)
+            for sentence in self.pages.gone({one.name for one in _pods_in(pods)}):
+                self.note(sentence)
             if reader.cut:
                 names, why = ", ".join(reader.cut), next(iter(reader.cut.values()))
                 raise ClusterUnavailable(f"lines of {names} are missing: {why}")

@@ -7,10 +7,10 @@ The worlds, one after the other, are those of the job's history.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from console.logs.lines import NOBODY, Line, Origin, Seating, shown
+from console.logs.lines import NOBODY, Line, Origin, Seating, Source, shown
 from rdzv.errors import ConfigError
 from rdzv.records.history import ROUNDS_PER_LIFE, HistoryEntry
 from rdzv.sentences import counted
@@ -262,6 +262,23 @@ class Pages:
         origin, text = seating.origin(line.source, line.text)
         if self.wanted.all or seating.has(origin, self.wanted.rank):
             yield PrintedLine(shown(text), origin)
+
+    def gone(self, present: Container[str]) -> Iterator[str]:
+        """Yield a sentence for each member of a wanted rank or world whose pod is not ``present``.
+
+        A member's lines are its pod's: without it, nothing may stand where lines were asked for.
+        """
+        for at, world in enumerate(self.worlds):
+            if self.wanted.all or world.closed or not self._is_wanted(at):
+                continue
+            seating = self._seating(at)
+            for name in seating.seats:
+                origin, _ = seating.origin(Source(name), "")
+                if name not in present and seating.has(origin, self.wanted.rank):
+                    yield (
+                        f"{name}, {origin.label} in world {world.number}, is gone,"
+                        " and its pod's log with it"
+                    )
 
     def rest(self) -> Iterator[PrintedLine]:
         """Yield the announcements of the worlds that no line has come from yet."""

@@ -137,6 +137,21 @@ async def test_lines_of_all_pods_are_in_order_with_their_ranks(fake: FakeApi) ->
     assert output.notes == []
 
 
+async def test_a_rank_whose_pod_is_gone_is_said_to_be(fake: FakeApi) -> None:
+    fake.containers.execute = Sidecars(world(5, 0, ["b", "c", "a"], AT_S)).answer
+    for name in ("a", "b"):
+        await fake.containers.log("team", name, "trainer", name)
+    for wanted, notes in (
+        (Selection(1, 0), ["c, [1] in world 0, is gone, and its pod's log with it"]),
+        (Selection(1), ["c, [1] in world 0, is gone, and its pod's log with it"]),
+        (Selection(2, 0), []),
+        (Selection(), []),
+    ):
+        output = Output()
+        await shown(fake, output, wanted=wanted)
+        assert output.notes == notes
+
+
 async def test_a_job_without_pods_is_unknown(fake: FakeApi) -> None:
     async with ClusterApi(fake.access, "elsewhere") as api:
         logs = JobLogs(api, "digits", Pages(), lambda _: None, lambda _: None)

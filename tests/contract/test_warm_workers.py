@@ -117,7 +117,7 @@ HANDLES = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *a: (print("handled", flush=True), os._exit(9)))
 print("ready", flush=True)
-while True: signal.pause()
+while True: time.sleep(0.1)  # pause() misses a signal that comes just before it
 """
 WAITS = "import time; print('ready', flush=True)\nwhile True: time.sleep(1)"
 

@@ -71,11 +71,20 @@ def test_lines_have_their_ranks_through_a_join_and_a_drain(
         assert len(steps) == len(set(steps))  # none comes twice, also from a new connection
         assert all(rank == printed for rank, printed, _ in STEP.findall(text))
 
-        done = ran(*muster(job, "logs", "--rank=1", "--world=1"), timeout_s=SHOWN_S)
+        done = ran(*muster(job, "logs", "--world=1"), timeout_s=SHOWN_S)
         assert done.returncode == 0, done.stderr
-        assert {(rank, size) for rank, _, size in STEP.findall(done.stdout)} == {("1", "3")}, (
-            f"{done.stdout}{done.stderr}\nfollowed before:\n{text}"
-        )
+        gone = re.search(rf"{NAME}-2, \[(\d)\] in world 1, is gone", done.stderr)
+        assert gone, done.stderr
+        stayed = {"0", "1", "2"} - {gone[1]}
+        assert {(rank, size) for rank, _, size in STEP.findall(done.stdout)} == {
+            (rank, "3") for rank in stayed
+        }, f"{done.stdout}{done.stderr}\nfollowed before:\n{text}"
+
+        rank = min(stayed)
+        done = ran(*muster(job, "logs", f"--rank={rank}", "--world=1"), timeout_s=SHOWN_S)
+        assert done.returncode == 0, done.stderr
+        assert {(rank, size) for rank, _, size in STEP.findall(done.stdout)} == {(rank, "3")}
+        assert "is gone" not in done.stderr
 
         done = ran(*muster(job, "top"), timeout_s=SHOWN_S)
         assert done.returncode == 0, done.stderr
