@@ -249,9 +249,10 @@ def test_nobody_speaks_for_another_pod_or_for_a_member_outside_the_round() -> No
     assert move(HOLD, rank(8), shown=HELD, member="c").vote is None
 
 
+ROUNDS = st.integers(0, 2**40)
 GATES = st.builds(
     Gate,
-    epoch=st.integers(0, 2**40),
+    epoch=ROUNDS,
     run=st.text(max_size=8),
     round=st.integers(-1, 2**40),
     master=st.text(max_size=8),
@@ -262,7 +263,7 @@ GATES = st.builds(
     deadline_boot_s=st.none() | st.floats(0, 1e9),
     reason=st.text(max_size=20),
     ended=st.booleans(),
-    last_commit=st.none() | st.builds(LastCommit, st.integers(), st.integers(0), st.integers(0)),
+    last_commit=st.none() | st.builds(LastCommit, st.integers(), ROUNDS, ROUNDS),
     of_former_life=st.booleans(),
     ending=st.booleans(),
     cut=st.booleans(),
