@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from functools import cache, partial
 
 from agent.rundir.files import RunDir
-from launcher_shim.horovod import hosts
-from launcher_shim.host import Host, token_of
+from launcher_shim import hosts
+from launcher_shim.hosts import Host, token_of
 from launcher_shim.rundir import layout
 from rdzv.drain.standing import is_withdrawn
 from rdzv.reconcile import Kernel, Outlook, Reconciler, first_of

@@ -32,7 +32,7 @@ from agent.upkeep import StateReporter, StoreVersion, Sweeper
 from agent.world_keeper import WorldKeeper
 from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.c10d.rounds.stages import Kept
-from launcher_shim.host import token_of
+from launcher_shim.hosts import token_of
 from launcher_shim.rundir.rank_reports import StepLine
 from rdzv.dataclass import dataclass
 from rdzv.drain.gate import ON_CUT_S

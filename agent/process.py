@@ -23,7 +23,7 @@ from random import SystemRandom
 from time import monotonic
 from typing import BinaryIO
 
-from agent.config.sidecar import Config
+from agent.config import Config
 from agent.neighbour import dial
 from agent.rundir.files import RunDir, State
 from agent.running import RunningParts, start_vital
@@ -33,7 +33,7 @@ from agent.telemetry.http import LoopLag, serving
 from agent.telemetry.metrics import CountedStore, Metrics
 from agent.tunnel.identity import TunnelIdentity, make_identity
 from launcher_shim.exit_status import EXIT_DEFECT, EXIT_DONE, EXIT_UNAVAILABLE, EXIT_USAGE
-from launcher_shim.host import token_of
+from launcher_shim.hosts import token_of
 from launcher_shim.rundir import layout
 from launcher_shim.rundir.layout import open_regular, read_untrusted
 from rdzv.errors import ConfigError, MusterError, StoreError

@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
-from agent.config.sidecar import Config
+from agent.config import Config
 from agent.neighbour import Dial
 from agent.rundir.files import RunDir
 from agent.tunnel.identity import TunnelIdentity
@@ -97,7 +97,7 @@ class Sockets:
 class MemberSettings:
     """The part of a configuration that one member's parts need.
 
-    The defaults are those of ``agent.config.sidecar``, which says what each is for.
+    The defaults are those of ``agent.config``, which says what each is for.
     """
 
     keys: JobKeys

@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agent.config.sidecar import Config
+from agent.config import Config
 from benchmarks.figures import Bar, Figure
 from rdzv.settings import settings_of
 

@@ -21,7 +21,7 @@ from console.local import processes
 from console.local.launch_line import read_horovod_line
 from console.local.processes import end_all, free_ports, marked
 from console.local.settings import LAUNCHER, LocalSettings, Pod
-from launcher_shim.host import token_of
+from launcher_shim.hosts import token_of
 from launcher_shim.rundir import layout
 from rdzv.records.policy import JobPolicy
 from rdzv.store.access import Access

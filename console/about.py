@@ -13,7 +13,7 @@ import click
 
 import console
 import muster
-from agent.config.job import StoreConfig
+from agent.job_config import StoreConfig
 from console.help import STORE_TOPIC, Command
 from console.options import configured_by
 from rdzv.errors import ConfigError

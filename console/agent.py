@@ -10,7 +10,7 @@ import click
 import uvloop
 
 from agent import process
-from agent.config.sidecar import DELIVERED_VARIABLES, Config
+from agent.config import DELIVERED_VARIABLES, Config
 from agent.rundir.programs import LIBRARY_HOME
 from agent.telemetry import logs
 from console.help import Command

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from agent.config.job import STORE_SETTINGS, AccessConfig, JobConfig, StoreConfig
+from agent.job_config import STORE_SETTINGS, AccessConfig, JobConfig, StoreConfig
 from console.help import STORE_SECTION, SectionedOption, missing_extra
 from console.whereabouts import (
     ClusterOptions,
@@ -28,9 +28,8 @@ from console.whereabouts import (
     with_cluster_options,
 )
 from rdzv.errors import ConfigError, StoreUnavailable
-from rdzv.parsers import duration_s
 from rdzv.sentences import named, variable_of
-from rdzv.settings import Configuration, load, settings_of
+from rdzv.settings import Configuration, duration_s, load, settings_of
 
 T = TypeVar("T")
 

@@ -9,10 +9,10 @@ import signal
 
 import click
 
-from agent.config.job import StoreConfig
+from agent.job_config import StoreConfig
 from console.help import Command
 from console.options import configured_by, one_job
-from rdzv import parsers
+from rdzv import settings
 from rdzv.errors import ConfigError
 from rdzv.keys import JobKeys
 from rdzv.store.access import Access, password_in
@@ -93,7 +93,7 @@ def store_role(
     if job is None:
         raise ConfigError("JOB is missing: the name of the job whose user and rights these are")
     try:
-        role = JobRole(JobKeys(config.namespace, parsers.name(job)), _user_named(user))
+        role = JobRole(JobKeys(config.namespace, settings.name(job)), _user_named(user))
     except ValueError as error:
         raise ConfigError(f"JOB or --user is wrong: {error}") from error
     if no_password and new_password_file:
@@ -127,7 +127,7 @@ def _user_named(name: str | None) -> str:
         return ""
     if not name or ":" in name:
         raise ValueError("a user has a name, without a colon")
-    return parsers.free_text(name)
+    return settings.free_text(name)
 
 
 def _password(path: str) -> str:

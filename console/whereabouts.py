@@ -23,9 +23,9 @@ from typing import Any, TextIO
 
 import click
 
-from agent.config.job import AccessConfig
+from agent.job_config import AccessConfig
 from console.help import CLUSTER_SECTION, SectionedOption
-from rdzv import parsers
+from rdzv import settings
 from rdzv.dataclass import dataclass
 from rdzv.errors import ConfigError
 from rdzv.sentences import named, variable_of
@@ -149,11 +149,11 @@ def _entry(path: Path, key: str, value: Any) -> tuple[str, str]:
         raise ConfigError(f"{path}: there is no setting {key!r}: {hint}")
     if not isinstance(value, str | int) or isinstance(value, bool):
         raise ConfigError(f"{path}: {key}: expected a text")
-    parse: Callable[[str], Any] = parsers.free_text
+    parse: Callable[[str], Any] = settings.free_text
     if key in store:
         parse = settings_of(AccessConfig)[store[key]].parse
     elif key == "namespace":
-        parse = parsers.name
+        parse = settings.name
     try:
         parse(str(value))
     except ValueError as error:

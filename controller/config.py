@@ -7,11 +7,11 @@ import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from agent.config.job import AccessConfig
+from agent.job_config import AccessConfig
 from controller.node_signs import DEFAULT_CONDITIONS, DEFAULT_TAINTS, ConditionRule, TaintRule
 from injection.kinds import job_label
 from injection.settings import TABLE, told
-from rdzv import parsers as texts
+from rdzv import settings as texts
 from rdzv.dataclass import dataclass
 from rdzv.errors import ConfigError
 from rdzv.settings import Setting, field

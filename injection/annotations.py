@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from ruamel.yaml.nodes import Node
 
-from agent.config.sidecar import Config
+from agent.config import Config
 from injection import sidecar
 from injection.facts import resources_for
 from injection.settings import DOMAIN

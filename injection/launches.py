@@ -20,7 +20,7 @@ from injection.facts import listed
 from injection.kinds import Kind
 from injection.workloads import Role, Template, Workload
 from injection.yaml_tree import value_of
-from launcher_shim.horovod.pod.line import (
+from launcher_shim.horovod.line import (
     LEAST,
     MOST,
     PROCESSES,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from injection.facts import RESOURCES, Asked, quantity
-from rdzv import parsers as texts
+from rdzv import settings as texts
 from rdzv.sentences import named
 
 TEXT_LENGTH = 4096

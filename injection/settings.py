@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from injection import parsers
 from injection.parsers import SECRET_KEYS, TEXT_LENGTH, store_faults
-from rdzv import parsers as texts
+from rdzv import settings as texts
 from rdzv.errors import ConfigError
 from rdzv.records.policy import JobPolicy
 from rdzv.settings import Setting, built, field, part, settings_of

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agent.config.sidecar import Config
+from agent.config import Config
 from agent.rundir.files import torch_environment
 from injection.member_spec import Demand
 from injection.workloads import Role

@@ -1,15 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launchers that Muster drives: one row each."""
+"""The launchers that Muster drives: one row each, and the program that runs in their place."""
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
+import sys
 from typing import List, Optional, Sequence, Tuple
 
-from launcher_shim.horovod.pod.launcher import HOROVODRUN
+from launcher_shim.exit_status import (
+    EXIT_NOT_EXECUTABLE,
+    EXIT_NOT_FOUND,
+    EXIT_USAGE,
+    unblock_signals,
+)
+from launcher_shim.horovod.launcher import HOROVODRUN
 from launcher_shim.launcher import Launcher
+from launcher_shim.pod.delivery import RunDirectory, configure_log, images_own
 from launcher_shim.rundir import layout
 from launcher_shim.torchrun.launcher import TORCHRUN
+
+log = logging.getLogger(__name__)
 
 LAUNCHERS: List[Launcher] = [TORCHRUN, HOROVODRUN]
 CENTRAL: Launcher = HOROVODRUN
@@ -44,3 +56,36 @@ def serves_workers(command: Sequence[str]) -> bool:
     Nothing is complete when it ends, so its end says nothing about the job.
     """
     return os.path.basename(command[0]) == layout.MUSTER_EXEC
+
+
+def main() -> int:
+    """Become the image's program of this one's name; return the exit status if that fails."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    unblock_signals()
+    configure_log("muster-run")
+    name = os.path.basename(sys.argv[0])
+    own = images_own(name, sys.argv[0], os.environ)
+    if own is None:
+        log.error("%s: not found in the PATH", name)
+        return EXIT_NOT_FOUND
+    command, environ = [own, *sys.argv[1:]], dict(os.environ)
+    said: List[str] = []
+    run_dir = RunDirectory.find(environ, sys.argv[0])
+    launcher = named(name)
+    try:
+        delivered = run_dir.delivered() or {}
+        if launcher is not None:
+            command, environ, said = launcher.started(
+                own, sys.argv[1:], environ, delivered, run_dir.path
+            )
+    except ValueError as error:
+        log.error("%s", error)
+        return EXIT_USAGE
+    for sentence in said:
+        log.info("%s", sentence)
+    try:
+        os.execve(command[0], command, environ)
+    except OSError as error:
+        log.error("%s: %s", command[0], error.strerror)
+        return EXIT_NOT_EXECUTABLE

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from agent.config.sidecar import Config
+from agent.config import Config
 from agent.rundir.channels import GatePage
 from agent.rundir.programs import (
     EXEC_PROGRAMS,

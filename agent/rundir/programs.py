@@ -18,6 +18,8 @@ from launcher_shim.rundir import layout
 
 _ROOMS = ("", "pod", "warm", "rundir", "tcpstore", *(one.folder for one in LAUNCHERS))
 """The contents of the programs: these folders of ``launcher_shim``, without their subfolders."""
+_TOP = ("__init__", "exit_status", "launcher", "launchers")
+"""The modules of ``launcher_shim`` itself that they need."""
 _EXEC_ROOMS = ("", CENTRAL.agent, "warm", "rundir")
 """The same for the programs that start a central launcher's workers."""
 _HEAD = """\
@@ -107,7 +109,7 @@ def _sources(rooms: Iterable[str]) -> Iterator[tuple[str, bytes]]:
     """Yield every module of some folders of ``launcher_shim``: name in an archive, and text."""
     for room in rooms:
         for source in sorted((PACKAGES / "launcher_shim" / room).iterdir()):
-            if source.name.endswith(".py"):
+            if source.suffix == ".py" and (room or source.stem in _TOP):
                 name = "/".join(filter(None, ("launcher_shim", room, source.name)))
                 yield name, source.read_bytes()
 

@@ -27,7 +27,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 
-from agent.config.sidecar import Config
+from agent.config import Config
 from agent.neighbour import keep_alive, path_of
 from agent.telemetry.metrics import CONTENT_TYPE, Metrics
 from rdzv.dataclass import dataclass

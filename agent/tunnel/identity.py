@@ -17,7 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import agent
-from launcher_shim.host import token_of
+from launcher_shim.hosts import token_of
 from rdzv.dataclass import dataclass
 from rdzv.errors import ConfigError, LauncherError
 from rdzv.records.job import Member

@@ -21,7 +21,7 @@ from agent.verdict.runs import (
     waits_of,
 )
 from launcher_shim.c10d.rounds.records import Round
-from launcher_shim.host import Host, host_of
+from launcher_shim.hosts import Host, host_of
 from rdzv.dataclass import dataclass
 from rdzv.keys import JobKeys
 from rdzv.mirror import spelled

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import click
 
-from agent.config.job import JobConfig
+from agent.job_config import JobConfig
 from agent.telemetry.logs import printable
 from agent.verdict.decision import verdict
 from agent.verdict.states import STATES, Level

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from agent.config.job import JobConfig
+from agent.job_config import JobConfig
 from agent.verdict.view import JobView, present_view
 from console.help import Command
 from console.job.changing import (

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from agent.config.job import JobConfig
+from agent.job_config import JobConfig
 from console.help import near
 from console.job.reading import connected, missing_job
 from rdzv.errors import (

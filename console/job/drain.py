@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from time import monotonic, time
 
-from agent.config.job import JobConfig
+from agent.job_config import JobConfig
 from agent.verdict.view import present_view
 from console.job.changing import no_member, requester, write
 from console.job.reading import connected, news

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from agent.config.job import JobConfig, StoreConfig
+from agent.job_config import JobConfig, StoreConfig
 from agent.telemetry.logs import printable
 from console.help import Command
 from console.job.changing import read_option, write
@@ -23,9 +23,8 @@ from console.options import configured_by, pod_names, printed
 from launcher_shim.exit_status import EXIT_DONE, EXIT_UNAVAILABLE
 from rdzv.drain.transactions import TOGETHER_MOST
 from rdzv.errors import MusterError
-from rdzv.parsers import duration_s, free_text
 from rdzv.records.job import Member
-from rdzv.settings import settings_of
+from rdzv.settings import duration_s, free_text, settings_of
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, GuardedWrites, Operation
 

@@ -11,7 +11,7 @@ from time import time
 
 import click
 
-from agent.config.job import JobConfig
+from agent.job_config import JobConfig
 from agent.telemetry.logs import printable
 from agent.verdict.states import Level
 from agent.verdict.view import moment

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import click
 
-from agent.config.job import AccessConfig, JobConfig
+from agent.job_config import AccessConfig, JobConfig
 from agent.verdict.view import JobView
 from console.help import Command
 from console.job.output import CLOCK_INTERVAL_S, Grid, print_grids, rendered

@@ -15,7 +15,7 @@ from typing import Self, TextIO
 
 import click
 
-from agent.config.job import JobConfig
+from agent.job_config import JobConfig
 from agent.telemetry.logs import printable
 from agent.verdict.states import Level
 from agent.verdict.view import JobView, present_view

@@ -11,7 +11,7 @@ from time import time
 
 import click
 
-from agent.config.job import JobConfig
+from agent.job_config import JobConfig
 from agent.telemetry.logs import printable
 from agent.verdict.view import JobView, present_view
 from console.help import Command
@@ -21,10 +21,10 @@ from console.options import configured_by, job_named, printed
 from rdzv.drain.standing import asked
 from rdzv.drain.transactions import first_write, lift
 from rdzv.job import JobClient
-from rdzv.parsers import free_text
 from rdzv.records.drain import Drain
 from rdzv.records.history import Happening, HistoryEntry
 from rdzv.records.job import Member
+from rdzv.settings import free_text
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, GuardedWrites, Operation, Put
 

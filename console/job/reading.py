@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.config.job import AccessConfig, JobConfig
+from agent.job_config import AccessConfig, JobConfig
 from agent.verdict.view import JobView, present_view, view_of
 from console.help import near
 from rdzv.errors import ConfigError, JobNotFound, StoreError, StoreRefused, StoreUnavailable

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from agent.config.job import JobConfig
+from agent.job_config import JobConfig
 from agent.verdict.decision import verdict
 from agent.verdict.states import STATES, Level
 from agent.verdict.view import JobView

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from agent.config.job import JobConfig
+from agent.job_config import JobConfig
 from agent.telemetry.logs import printable
 from agent.verdict.states import Level
 from console.help import Command
@@ -52,7 +52,7 @@ _LEVELS: dict[str, Level] = {"failed": "fault", "lost": "fault", "quarantine": "
 REDRAW_S = 1.0
 """Interval at which ages are drawn anew."""
 
-IN_A_CLUSTER = "console.remote.top:in_the_cluster"
+IN_A_CLUSTER = "console.remote.get:in_the_cluster"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from launcher_shim.horovod.pod.line import (
+from launcher_shim.horovod.line import (
     DEFAULTS,
     DISCOVERY,
     GLOO_TIMEOUT,

@@ -23,7 +23,7 @@ from console.local.settings import (
     native_delivery,
 )
 from launcher_shim.exit_status import EXIT_KILLED
-from launcher_shim.horovod.pod.launcher import started_lightly
+from launcher_shim.horovod.launcher import started_lightly
 from launcher_shim.rundir import layout
 
 RESTART_PAUSE_S = 1.0

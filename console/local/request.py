@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agent.config.job import JobConfig
-from agent.config.sidecar import Config
+from agent.config import Config
+from agent.job_config import JobConfig
 from console.job.reading import look
 from console.local.launch_line import (
     HorovodLine,

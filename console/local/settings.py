@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Literal
 
 import console
-from agent.config.job import StoreConfig
+from agent.job_config import StoreConfig
 from console.local.launch_line import HorovodLine, LaunchLine
 from console.local.processes import NODE_MARK, RUN_MARK
-from launcher_shim.horovod.pod.line import NEEDED
+from launcher_shim.horovod.line import NEEDED
 from launcher_shim.rundir import layout
 from rdzv.errors import ConfigError
 from rdzv.records.policy import JobPolicy, variables_of

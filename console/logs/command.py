@@ -19,7 +19,7 @@ from time import time_ns
 
 import click
 
-from agent.config.job import JobConfig
+from agent.job_config import JobConfig
 from agent.telemetry.logs import printable
 from console.help import Command
 from console.job.reading import following, look

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``muster list`` and ``muster get`` of a cluster: pods, and what a sidecar of each job says."""
+"""``muster list``, ``get`` and ``top`` in a cluster: pods, and what a sidecar of each job says."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import click
 
 from console.job.jobs import JobTable, form_of
 from console.job.rows import UNREADABLE, JobLine, StatusObject, job_line
+from console.job.top import TopScene, show_scenes
 from console.remote.passing import no_job
 from console.remote.pods import JobPod, cluster, jobs_in, pods_of, with_right
 from console.remote.sidecar import (
@@ -27,8 +29,8 @@ from console.remote.sidecar import (
 from console.whereabouts import ClusterOptions
 from controller.cluster.api import ClusterApi
 from injection.kinds import job_label
-from rdzv.errors import ClusterError, ClusterUnavailable
-from rdzv.parsers import duration_s
+from rdzv.errors import ClusterError, ClusterUnavailable, ConfigError
+from rdzv.settings import duration_s
 
 AT_ONCE = 8
 """Sidecars that are asked at the same time."""
@@ -167,3 +169,51 @@ async def _states(
         for one in followers.values():
             one.cancel()
         await asyncio.gather(*followers.values(), return_exceptions=True)
+
+
+FIRST_S = 30.0
+"""Time for a sidecar's first answer, after which the pods are shown without it."""
+
+
+def top_in_the_cluster(options: ClusterOptions, job: str | None) -> None:
+    """Show the present command's job; raises ``ConfigError`` if none is named."""
+    name = job or os.environ.get("MUSTER_JOB")
+    if not name:
+        raise ConfigError("no job is named: give its name; muster list shows those of a namespace")
+    asyncio.run(show_scenes(scenes(options, name)))
+
+
+async def scenes(options: ClusterOptions, job: str) -> AsyncIterator[TopScene]:
+    """Yield the job at each change, and every ``AGAIN_S``.
+
+    Raises ``JobNotFound`` if it has no pods at first, ``ClusterRefused`` if they may not be listed.
+    """
+    async with cluster(options) as api:
+        with with_right("muster top", "list pods", api.namespace):
+            pods = await pods_of(api, api.namespace, job)
+        if not pods:
+            raise await no_job(api, job)
+        news, away = StatusNews(pods), ""
+        task = asyncio.create_task(news.follow(api, "muster top", AGAIN_S), name="status")
+        try:
+            if able(pods):
+                await _until_changed(news, FIRST_S)
+            while True:
+                if task.done():
+                    task.result()  # a bug: the screen would stand still
+                facts = [one.facts for one in news.pods]
+                yield TopScene(api.namespace, job, news.status, facts, away or news.trouble)
+                await _until_changed(news, AGAIN_S)
+                try:
+                    news.pods, away = await pods_of(api, api.namespace, job), ""
+                except ClusterUnavailable as error:
+                    away = str(error)
+        finally:
+            task.cancel()
+
+
+async def _until_changed(news: StatusNews, timeout_s: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await news.changed.wait()
+    news.changed.clear()

@@ -20,7 +20,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from agent.config.job import STORE_SETTINGS
+from agent.job_config import STORE_SETTINGS
 from console.help import near
 from console.job.jobs import JobTable, pod_grid
 from console.job.output import print_grids

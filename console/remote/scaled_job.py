@@ -50,9 +50,9 @@ from rdzv.errors import (
     JobNotFound,
     MusterError,
 )
-from rdzv.parsers import count as count_of
-from rdzv.parsers import duration_s
 from rdzv.records.policy import JobPolicy
+from rdzv.settings import count as count_of
+from rdzv.settings import duration_s
 
 T = TypeVar("T")
 ScalingCommand = Callable[..., Any]

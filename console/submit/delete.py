@@ -30,8 +30,8 @@ from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
 from launcher_shim.exit_status import EXIT_DONE
 from rdzv.errors import ClusterError, ClusterRefused, ClusterUnavailable, ConfigError, JobNotFound
-from rdzv.parsers import duration_s
 from rdzv.sentences import counted
+from rdzv.settings import duration_s
 
 LOOK_S = 1.0
 STATUS_TIMEOUT_S = 20.0

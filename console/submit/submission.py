@@ -13,7 +13,7 @@ from injection.facts import quantity
 from injection.launches import HOROVODRUN, found_launches
 from injection.parsers import IMAGE
 from launcher_shim.torchrun.launcher import VARIABLES
-from rdzv import parsers as texts
+from rdzv import settings as texts
 from rdzv.errors import ConfigError
 
 Read = TypeVar("Read")

@@ -27,7 +27,7 @@ from controller.cluster.api import ClusterApi, Object
 from controller.cluster.collection import Collection
 from injection.kinds import job_label
 from injection.settings import DOMAIN, LABEL, annotation
-from rdzv import parsers as texts
+from rdzv import settings as texts
 from rdzv.keys import JobKeys
 from rdzv.reconcile import Loop, Outlook
 

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Self
 
-from rdzv import parsers as texts
+from rdzv import settings as texts
 from rdzv.dataclass import dataclass
 from rdzv.records.codec import Ordinal, Seconds, decode, taking
 from rdzv.sentences import named

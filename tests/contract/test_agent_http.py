@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.config.sidecar import Config
+from agent.config import Config
 from agent.telemetry import http
 from agent.telemetry.http import LoopLag, serving
 from agent.telemetry.metrics import Metrics

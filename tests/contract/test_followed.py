@@ -15,7 +15,7 @@ import pytest
 from console.job.rows import JobLine
 from console.job.top import TopScene
 from console.logs.sources import follow_history
-from console.remote import get, passing, sidecar, top
+from console.remote import get, passing, sidecar
 from console.remote.get import Scope
 from console.remote.passing import Passed
 from console.remote.pods import JobPod, jobs_in, pods_of
@@ -42,7 +42,7 @@ async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
             async with ClusterApi(api.access, options.namespace) as one:
                 yield one
 
-        monkeypatch.setattr(top, "cluster", opened)
+        monkeypatch.setattr(get, "cluster", opened)
         monkeypatch.setattr(passing, "cluster", opened)
         monkeypatch.setattr(sidecar, "AGAIN_S", 0.01)
         await api.put("/api/v1/namespaces/team/pods/digits-0", pod())
@@ -106,7 +106,7 @@ async def row_of_top(_fake: FakeApi, holds: Callable[[JobLine], bool]) -> JobLin
     def row(scene: TopScene) -> JobLine:
         return scene.line(0.0)
 
-    scenes = top.scenes(HERE, "digits")
+    scenes = get.scenes(HERE, "digits")
     async with asyncio.timeout(DEADLINE_S), aclosing(scenes):  # type: ignore[type-var]
         async for scene in scenes:
             if holds(row(scene)):

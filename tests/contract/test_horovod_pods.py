@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.config.sidecar import Config
+from agent.config import Config
 from agent.rundir.files import RunDir
-from launcher_shim.host import token_of
+from launcher_shim.hosts import token_of
 from rdzv.settings import load
 from tests.support.ports import free_ports
 from tests.support.sidecars.notices import notice_server

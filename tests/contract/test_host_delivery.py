@@ -12,8 +12,7 @@ from random import Random
 import pytest
 
 from agent.hosts import HostDelivery
-from launcher_shim.horovod.hosts import CONFIRM_S
-from launcher_shim.host import token_of
+from launcher_shim.hosts import CONFIRM_S, token_of
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.reconcile import Kernel

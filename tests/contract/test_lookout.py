@@ -19,7 +19,7 @@ from time import monotonic
 import pytest
 
 from agent import process
-from agent.config.sidecar import Config
+from agent.config import Config
 from agent.launcher_check import LauncherPolicy
 from agent.launcher_watch import LauncherWatcher
 from agent.rundir.files import RunDir

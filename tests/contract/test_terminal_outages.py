@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from agent.config.job import JobConfig
+from agent.job_config import JobConfig
 from console.job import drain as drain_command
 from console.job import pause as pause_command
 from console.job.reading import SILENCE_S

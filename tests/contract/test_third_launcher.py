@@ -49,7 +49,7 @@ while True:
 MUSTER = ("-P", "-c", TOY + "from console.main import main\nmain()")
 MUSTER_RUN = ("-P", "-c", TOY + "from launcher_shim.pod.run import main\nsys.exit(main())")
 FIRST = f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(Path.cwd())!r})\n{TOY}"
-FIRST += "from launcher_shim.pod.first import main\nsys.exit(main())\n"
+FIRST += "from launcher_shim.launchers import main\nsys.exit(main())\n"
 KEYS = JobKeys("default", "digits")
 WORKER = Member("w", "uid-w", 9, "127.0.0.1", "", "worker", 1, 1, 2)
 

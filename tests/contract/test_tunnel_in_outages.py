@@ -19,7 +19,7 @@ from agent.tunnel.connections import Ends, call_peer
 from agent.tunnel.identity import TunnelIdentity, make_identity, read_identity
 from agent.tunnel.tunnel import UNREACHED_S, LauncherEnd
 from agent.tunnel.worker_end import WorkerEnd
-from launcher_shim.host import token_of
+from launcher_shim.hosts import token_of
 from launcher_shim.rundir.exec_frames import (
     ABANDON,
     ACK,

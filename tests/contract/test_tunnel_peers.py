@@ -19,7 +19,7 @@ from agent.tunnel import connections, worker_end
 from agent.tunnel.certificate import make_pem
 from agent.tunnel.connections import Ends, HandshakeError, call_peer, encode_hello
 from agent.tunnel.identity import TunnelIdentity, read_identity
-from launcher_shim.host import token_of
+from launcher_shim.hosts import token_of
 from launcher_shim.rundir.exec_frames import (
     ABANDON,
     ATTACHED,

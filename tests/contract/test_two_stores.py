@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from agent.config.job import JobConfig
+from agent.job_config import JobConfig
 from console.doctor.command import examine
 from console.doctor.diagnosis import diagnose
 from console.job.reading import look

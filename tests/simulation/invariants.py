@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from launcher_shim.horovod.hosts import SETTLE_S
-from launcher_shim.host import token_of
+from launcher_shim.hosts import SETTLE_S, token_of
 from rdzv.job import JobClient
 from rdzv.keys import last_name
 from rdzv.members.templates import is_upheld

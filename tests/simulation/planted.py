@@ -718,9 +718,7 @@ PLANTS |= {
         },
     ),
     # A host whose record vanishes is off the list at once, be it the last one.
-    "lost-hosts-dropped-at-once": _as(
-        "cuts-of-all", 20, {"launcher_shim.horovod.hosts.CONFIRM_S": -1e9}
-    ),
+    "lost-hosts-dropped-at-once": _as("cuts-of-all", 20, {"launcher_shim.hosts.CONFIRM_S": -1e9}),
     # Keys that Muster has not written are mirrored like its own.
     "foreign-keys-taken-in": _as("aliens", 4, {"rdzv.mirror.Mirror._is_kept": lambda *_: True}),
     # A member is who its record says, whatever its key says.

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from agent.config.job import JobConfig
-from agent.config.sidecar import Config
+from agent.config import Config
+from agent.job_config import JobConfig
 from console.local.launch_line import LaunchLine
 from console.local.settings import LocalSettings, Pod, sidecar_environment
 from rdzv.errors import ConfigError, StoreUnavailable

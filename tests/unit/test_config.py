@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.config.job import JobConfig, StoreConfig
-from agent.config.sidecar import DELIVERED_VARIABLES, Config
+from agent.config import DELIVERED_VARIABLES, Config
+from agent.job_config import JobConfig, StoreConfig
 from agent.rundir.files import RunDir
 from agent.surroundings import MemberSettings, Sockets
 from controller.config import ControllerConfig
-from rdzv import parsers as values
+from rdzv import settings as values
 from rdzv.errors import ConfigError
 from rdzv.records.policy import POLICY_TABLE
 from rdzv.sentences import named, variable_of

@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from agent.config.job import JobConfig
+from agent.job_config import JobConfig
 from console.options import configured_by, job_named
 from console.whereabouts import ClusterOptions, defaults_of_file, is_cluster_known
 from rdzv.errors import ConfigError

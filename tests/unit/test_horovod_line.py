@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher_shim.horovod.pod.launcher import HOROVODRUN, SCRIPT_BYTES, started_lightly
-from launcher_shim.horovod.pod.line import (
+from launcher_shim.horovod.launcher import HOROVODRUN, SCRIPT_BYTES, started_lightly
+from launcher_shim.horovod.line import (
     LINE_MAX_BYTES,
     JobSize,
     LineError,

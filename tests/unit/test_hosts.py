@@ -12,16 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher_shim.horovod.hosts import (
+from launcher_shim.hosts import (
     CONFIRM_S,
     NUDGE_S,
     NUDGE_SHARE,
     SETTLE_S,
+    Host,
     HostList,
     follow,
+    host_of,
     parse,
 )
-from launcher_shim.host import Host, host_of
 from rdzv.records.job import Member
 from rdzv.snapshot import Listing
 from tests.support import records

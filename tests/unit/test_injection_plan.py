@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.config.sidecar import Config
+from agent.config import Config
 from agent.rundir.files import torch_environment
 from injection import facts
 from injection.injection import Request, inject

@@ -18,8 +18,7 @@ MAY_IMPORT = {
     "launcher_shim/pod": {"launcher_shim"},
     "launcher_shim/warm": {"launcher_shim"},
     "launcher_shim/torchrun": {"launcher_shim"},
-    "launcher_shim/horovod/pod": {"launcher_shim"},
-    "launcher_shim/horovod/exec": {"launcher_shim"},
+    "launcher_shim/horovod": {"launcher_shim"},
     "rdzv": {"rdzv"},
     "launcher_shim": {"launcher_shim", "rdzv"},
     "agent": {"agent", "launcher_shim", "rdzv"},
@@ -42,7 +41,7 @@ WARM = "launcher_shim/warm/"
 ENTRY = "muster/__main__.py"
 """The command: the sidecar does not deliver it. The library alone has it, too."""
 
-LAUNCHERS = ("launcher_shim/launcher", "launcher_shim/torchrun/", "launcher_shim/horovod/pod/")
+LAUNCHERS = ("launcher_shim/launcher", "launcher_shim/torchrun/", "launcher_shim/horovod/")
 """The seam, and the parts of its launchers that run in the pod."""
 
 STANDARD_LIBRARY_ONLY = ("muster/", "launcher_shim/pod/", EXEC, WARM, *LAUNCHERS, *SHARED)
@@ -146,7 +145,7 @@ def test_an_example_needs_no_more_of_ours_than_a_user_has(path: Path) -> None:
 def test_what_is_delivered_to_pods_imports_nothing_of_ours_but_what_is_shared(
     rooms: tuple[str, ...],
 ) -> None:
-    ways = {f"launcher_shim/{way}__init__.py" for way in ("", "horovod/", "horovod/pod/", "pod/")}
+    ways = {f"launcher_shim/{way}__init__.py" for way in ("", "horovod/", "pod/")}
     for path in (path for path in sources() if relative(path).startswith(rooms)):
         others = {name for name in files(path) if not name.startswith((*rooms, WARM, *SHARED))}
         assert others <= ways, path
@@ -157,7 +156,6 @@ def test_what_is_delivered_to_pods_imports_nothing_of_ours_but_what_is_shared(
     [
         "launcher_shim",
         "launcher_shim/horovod",
-        "launcher_shim/horovod/pod",
         "launcher_shim/pod",
         "launcher_shim/torchrun",
         WARM.rstrip("/"),

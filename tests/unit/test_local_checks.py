@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from agent.config.job import JobConfig
+from agent.job_config import JobConfig
 from agent.verdict.view import JobView
 from console.local import command, request
 from console.local.launch_line import interpreter_of, read_launch_line, script_fault

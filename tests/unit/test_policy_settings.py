@@ -32,7 +32,7 @@ module.__file__ = "policy.py"
 sys.modules["rdzv.records.policy"] = module
 exec(compile(sys.stdin.read(), "policy.py", "exec"), module.__dict__)
 
-from agent.config.sidecar import Config
+from agent.config import Config
 from agent.surroundings import identity_of
 from console.job import by_hand
 from console.local.command import local

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.config.sidecar import Config
+from agent.config import Config
 from launcher_shim.pod import launch
 from launcher_shim.pod.launch import VARIABLE, Orphans, World, keeps_orphans, orphans_of, world_of
 from launcher_shim.pod.ranks import RESTART_STEPS, Ended, restart_steps, starts_again

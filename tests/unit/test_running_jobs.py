@@ -17,7 +17,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from agent.config.job import AccessConfig, JobConfig, StoreConfig
+from agent.job_config import AccessConfig, JobConfig, StoreConfig
 from console import options
 from console.job import jobs, status
 from console.logs.command import logs

@@ -20,7 +20,7 @@ from console.local.payload import ExecHost, Horovodrun, Payload
 from console.local.processes import NODE_MARK, RUN_MARK, children
 from console.local.settings import LAUNCHER, LocalSettings
 from launcher_shim.exit_status import EXIT_DONE
-from launcher_shim.host import token_of
+from launcher_shim.hosts import token_of
 from launcher_shim.rundir import layout
 from rdzv.records.policy import JobPolicy
 from rdzv.store.access import Access

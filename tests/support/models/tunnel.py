@@ -25,7 +25,7 @@ from launcher_shim.horovod.exec import client
 from launcher_shim.horovod.exec.command import WarmStarts
 from launcher_shim.horovod.exec.server import ExecServer
 from launcher_shim.horovod.exec.session import Worker
-from launcher_shim.host import token_of
+from launcher_shim.hosts import token_of
 from launcher_shim.rundir import exec_frames as lease
 from launcher_shim.rundir import layout
 from launcher_shim.rundir.exec_frames import (

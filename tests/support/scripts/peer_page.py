@@ -8,7 +8,7 @@ import os
 import sys
 from time import monotonic
 
-from agent.config.sidecar import Config
+from agent.config import Config
 from agent.telemetry.http import LoopLag, serving
 from agent.telemetry.metrics import Metrics
 from rdzv.settings import load

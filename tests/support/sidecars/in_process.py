@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent.config.sidecar import Config
+from agent.config import Config
 from rdzv.settings import load
 from tests.support.ports import free_ports
 

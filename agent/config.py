@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of the sidecar; those that commands have, too, are in ``agent/config/job.py``."""
+"""The settings of the sidecar; those that commands have, too, are in ``agent/job_config.py``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import socket
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from agent.config.job import JobConfig, StoreConfig
+from agent.job_config import JobConfig, StoreConfig
 from launcher_shim.pod.ranks import DEFAULT_STEPS, MAX_STEPS
-from rdzv import parsers as texts
+from rdzv import settings as texts
 from rdzv.dataclass import dataclass
 from rdzv.records.policy import JobPolicy
 from rdzv.sentences import named

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from rdzv import parsers as texts
+from rdzv import settings as texts
 from rdzv.dataclass import dataclass
 from rdzv.errors import ConfigError
 from rdzv.settings import Setting, field

@@ -13,9 +13,9 @@ import os
 import re
 import socket
 import struct
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from collections.abc import Mapping, Sequence
 
-from launcher_shim.horovod.pod.line import (
+from launcher_shim.horovod.line import (
     LEAST,
     MOST,
     PROCESSES,
@@ -85,7 +85,7 @@ _SCRIPTS = frozenset(
 quotes. The lines between guard and end cut off the suffixes of the name on Windows."""
 
 
-def started_lightly(program: str) -> List[str]:
+def started_lightly(program: str) -> list[str]:
     """Return the words that start the horovodrun at ``program``, before its arguments.
 
     They are those of its entry point; just the program if it is not the script that installers
@@ -104,7 +104,7 @@ def started_lightly(program: str) -> List[str]:
     return [program] if interpreter is None else [*interpreter, "-c", _START, program]
 
 
-def _interpreter(script: bytes) -> Optional[Tuple[str, ...]]:
+def _interpreter(script: bytes) -> tuple[str, ...] | None:
     """Return the interpreter's words of such a script, as the kernel has them; None for others."""
     shebang = _SHEBANG.match(script)
     if shebang is None or len(script) > SCRIPT_BYTES or _code(script) not in _SCRIPTS:
@@ -117,7 +117,7 @@ def _interpreter(script: bytes) -> Optional[Tuple[str, ...]]:
     return tuple(word.decode("utf-8", "surrogateescape") for word in words)
 
 
-def _code(script: bytes) -> Tuple[bytes, ...]:
+def _code(script: bytes) -> tuple[bytes, ...]:
     lines = script.replace(b'"', b"'").split(b"\n")
     return tuple(line for line in lines if line.strip() and not line.startswith(b"#"))
 
@@ -131,7 +131,7 @@ class HorovodLauncher(Launcher):
 
     name = "horovodrun"
     library = "Horovod"
-    folder = "horovod/pod"
+    folder = "horovod"
     agent = "horovod/exec"
     modules = ("horovod.runner.launch",)
     nested = "HOROVOD_RANK"
@@ -145,7 +145,7 @@ class HorovodLauncher(Launcher):
 
     def found_first(
         self, command: Sequence[str], environ: Mapping[str, str]
-    ) -> Tuple[List[str], Dict[str, str]]:
+    ) -> tuple[list[str], dict[str, str]]:
         """See ``Launcher``: one given by its path is found right behind the PATH's first."""
         folder, name = os.path.split(command[0])
         if name != self.name or not folder:
@@ -161,7 +161,7 @@ class HorovodLauncher(Launcher):
         environ: Mapping[str, str],
         delivered: Mapping[str, str],
         run_dir: str,
-    ) -> Tuple[List[str], Dict[str, str], List[str]]:
+    ) -> tuple[list[str], dict[str, str], list[str]]:
         """See ``Launcher``: anywhere but in a launcher's pod it is the image's own."""
         given = read_options(words)
         if delivered.get("MUSTER_ROLE") != "launcher" or TELLS_ONLY & set(given.names()):
@@ -182,7 +182,7 @@ class HorovodLauncher(Launcher):
         return GivenSizes(least, _count(given.value(MOST)), _count(given.value((SLOTS,))))
 
 
-def _count(text: Optional[str]) -> Optional[int]:
+def _count(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() and int(text) else None
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 _HOSTS = "the launcher's sidecar tells which hosts there are; leave it out"
 _NO_SSH = "no ssh is used; leave it out"
@@ -79,21 +80,21 @@ class GivenOption(NamedTuple):
     """One option of a command line, under its full name; ``words`` are all of it as written."""
 
     name: str
-    value: Optional[str]
+    value: str | None
     words: Sequence[str]
 
 
 class GivenOptions(NamedTuple):
     """The options that a command line gives before the worker's command, and that command."""
 
-    options: List[GivenOption]
+    options: list[GivenOption]
     command: Sequence[str]
 
-    def value(self, names: Sequence[str]) -> Optional[str]:
+    def value(self, names: Sequence[str]) -> str | None:
         """Return the last value of an option, by any of its names; None if it is not given."""
         return next((o.value for o in reversed(self.options) if o.name in names), None)
 
-    def names(self) -> List[str]:
+    def names(self) -> list[str]:
         """Return the name of every option that is given."""
         return [option.name for option in self.options]
 
@@ -105,7 +106,7 @@ def read_options(words: Sequence[str]) -> GivenOptions:
     begins the worker's command.
     """
     left = list(words)
-    given: List[GivenOption] = []
+    given: list[GivenOption] = []
     while left and left[0] not in ("-", "--") and left[0].startswith("-"):
         written, equals, value = left[0].partition("=")
         name = full_name(written)
@@ -169,21 +170,21 @@ class JobSize(NamedTuple):
 
 def arguments(
     words: Sequence[str], discovery: str, interface: str, size: JobSize
-) -> Tuple[List[str], List[str]]:
+) -> tuple[list[str], list[str]]:
     """Return horovodrun's arguments, and a sentence for each of the user's that is overruled.
 
     ``discovery`` is the script that prints the host list, ``interface`` the one of the pod's
     address. Raises ``LineError``.
     """
     given = read_options(words)
-    said: List[str] = []
+    said: list[str] = []
     for option in given.options:
         if option.name in REFUSED:
             raise LineError(f"horovodrun's {option.name} cannot hold: {REFUSED[option.name]}")
         if option.name == DISCOVERY and option.value != discovery:
             said.append(f"{DISCOVERY} {option.value} is overruled by {discovery}")
     said += _counts(given, size)
-    ours: Dict[str, Tuple[str, ...]] = {DISCOVERY: (discovery,)}
+    ours: dict[str, tuple[str, ...]] = {DISCOVERY: (discovery,)}
     names = given.names()
     if not set(names) & set(INTERFACE):
         ours[INTERFACE[0]] = (interface,)
@@ -199,7 +200,7 @@ def arguments(
     return [*added, *kept, *given.command], said
 
 
-def _counts(given: GivenOptions, size: JobSize) -> List[str]:
+def _counts(given: GivenOptions, size: JobSize) -> list[str]:
     """Describe the counts that differ from the job's; raises ``LineError`` if they cannot hold."""
     slots = _count(given, (SLOTS,))
     if slots not in (None, size.slots):
@@ -236,7 +237,7 @@ def _counts(given: GivenOptions, size: JobSize) -> List[str]:
     return said
 
 
-def _count(given: GivenOptions, names: Sequence[str]) -> Optional[int]:
+def _count(given: GivenOptions, names: Sequence[str]) -> int | None:
     text = given.value(names)
     if text is None:
         return None
@@ -247,7 +248,7 @@ def _count(given: GivenOptions, names: Sequence[str]) -> Optional[int]:
 
 def environment(
     environ: Mapping[str, str], run_dir: str, remote: str, command_bytes: int
-) -> Dict[str, str]:
+) -> dict[str, str]:
     """Return horovodrun's variables; raises ``LineError`` if they do not fit into a command.
 
     ``remote`` is the folder of the program in the place of ssh. Variables that an operator has set
