@@ -30,7 +30,7 @@ from agent.rundir.reports import FailureReport, LaunchReport
 from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.c10d.rounds.records import LOST
 from launcher_shim.c10d.rounds.stages import torch_run_id
-from launcher_shim.launchers import has_rounds
+from launcher_shim.pod.launchers import has_rounds
 from rdzv.drain.inputs import LiveRound, LiveRounds
 from rdzv.errors import RecordError, StoreError
 from rdzv.job import JobClient

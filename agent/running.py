@@ -16,7 +16,7 @@ from collections.abc import Coroutine
 from agent.parts import job_client, launcher_parts, member_parts
 from agent.rundir.files import RunDir, State
 from agent.surroundings import MemberSettings, Sockets, Surroundings
-from launcher_shim.launchers import CENTRAL
+from launcher_shim.pod.launchers import CENTRAL
 from launcher_shim.rundir import layout
 from rdzv.errors import Fenced, StoreUnavailable
 from rdzv.members.registration import Held

@@ -19,7 +19,7 @@ from dataclasses import replace
 from math import gcd
 
 from agent.rundir.files import RunDir
-from launcher_shim.launchers import LAUNCHERS
+from launcher_shim.pod.launchers import LAUNCHERS
 from launcher_shim.rundir import layout
 from launcher_shim.rundir.rank_reports import StackFrame
 from rdzv.dataclass import dataclass

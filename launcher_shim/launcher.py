@@ -30,7 +30,7 @@ class Launcher:
     """The folder of ``launcher_shim`` that its programs need in a training container."""
     agent = ""
     """The folder of the programs that start a central launcher's workers; empty for another one."""
-    program = "launchers"
+    program = "pod.launchers"
     """The module of ``launcher_shim`` that runs in the place of its program."""
     modules: Tuple[str, ...] = ()
     """The modules by which ``python -m`` starts it."""

@@ -37,7 +37,7 @@ from agent.rundir.reports import (
     read_ranks,
     read_stacks,
 )
-from launcher_shim.launchers import CENTRAL
+from launcher_shim.pod.launchers import CENTRAL
 from launcher_shim.rundir import layout
 from launcher_shim.rundir.layout import read_untrusted
 from launcher_shim.rundir.rank_reports import StackFrame, StepLine, read_steps

@@ -13,12 +13,12 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from launcher_shim.launchers import CENTRAL, LAUNCHERS
+from launcher_shim.pod.launchers import CENTRAL, LAUNCHERS
 from launcher_shim.rundir import layout
 
 _ROOMS = ("", "pod", "warm", "rundir", "tcpstore", *(one.folder for one in LAUNCHERS))
 """The contents of the programs: these folders of ``launcher_shim``, without their subfolders."""
-_TOP = ("__init__", "exit_status", "launcher", "launchers")
+_TOP = ("__init__", "exit_status", "launcher")
 """The modules of ``launcher_shim`` itself that they need."""
 _EXEC_ROOMS = ("", CENTRAL.agent, "warm", "rundir")
 """The same for the programs that start a central launcher's workers."""

@@ -12,7 +12,7 @@ from agent.verdict.last_save import LastSave
 from agent.verdict.runs import NAMED_MAX, RunView
 from agent.verdict.states import State
 from agent.verdict.view import JobView
-from launcher_shim.launchers import CENTRAL
+from launcher_shim.pod.launchers import CENTRAL
 from rdzv.dataclass import dataclass
 from rdzv.records.troubles import REMARKS, Bypass, Failure, Kind
 from rdzv.sentences import counted, duration

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from launcher_shim.launchers import CENTRAL
+from launcher_shim.pod.launchers import CENTRAL
 from rdzv.dataclass import dataclass
 
 Level = Literal["ok", "note", "warning", "fault"]

@@ -15,7 +15,7 @@ import os
 import signal
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from launcher_shim.launchers import found
+from launcher_shim.pod.launchers import found
 from launcher_shim.rundir import layout
 from launcher_shim.rundir.layout import open_regular, read_untrusted
 

@@ -28,11 +28,11 @@ from launcher_shim.exit_status import (
     EXIT_UNAVAILABLE,
     EXIT_USAGE,
 )
-from launcher_shim.launchers import CENTRAL, named, serves_workers
 from launcher_shim.pod.container import GLOO_INTERFACE, Container, needed_interface
 from launcher_shim.pod.delivery import RunDirectory, configure_log
 from launcher_shim.pod.hold import OutgoingNotice, Release, give_notice, grace_s, reserve_s
 from launcher_shim.pod.launch import Orphans, Reporter, keeps_orphans, read_launch
+from launcher_shim.pod.launchers import CENTRAL, named, serves_workers
 from launcher_shim.pod.ranks import Ended, StackReporter, StepWatch, restart_steps, starts_again
 from launcher_shim.pod.relay import Relay
 from launcher_shim.torchrun.launcher import keeps_flags, override, rendezvous_port

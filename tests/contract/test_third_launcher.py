@@ -18,7 +18,7 @@ from tests.support.sidecars.processes import PATIENCE_S, ended, started
 
 TOY = """
 import sys
-from launcher_shim import launchers
+from launcher_shim.pod import launchers
 from launcher_shim.launcher import Launcher
 
 class Toy(Launcher):
@@ -49,7 +49,7 @@ while True:
 MUSTER = ("-P", "-c", TOY + "from console.main import main\nmain()")
 MUSTER_RUN = ("-P", "-c", TOY + "from launcher_shim.pod.run import main\nsys.exit(main())")
 FIRST = f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(Path.cwd())!r})\n{TOY}"
-FIRST += "from launcher_shim.launchers import main\nsys.exit(main())\n"
+FIRST += "from launcher_shim.pod.launchers import main\nsys.exit(main())\n"
 KEYS = JobKeys("default", "digits")
 WORKER = Member("w", "uid-w", 9, "127.0.0.1", "", "worker", 1, 1, 2)
 

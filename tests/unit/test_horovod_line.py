@@ -19,8 +19,8 @@ from launcher_shim.horovod.line import (
     environment,
     read_options,
 )
-from launcher_shim.launchers import serves_workers
 from launcher_shim.pod.launch import Launch, read_launch
+from launcher_shim.pod.launchers import serves_workers
 
 SIZE = JobSize(1, 3, 1)
 SCRIPT = "/run/discover_hosts.sh"
