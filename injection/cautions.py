@@ -17,12 +17,11 @@ from injection.facts import listed
 from injection.kinds import Kind
 from injection.launches import (
     ACCELERATE,
-    HOROVODRUN,
     TORCHRUN,
     FoundLauncher,
     found_launches,
     goes_past,
-    horovod_launchers,
+    of_launcher,
     starts_mpi,
 )
 from injection.member_spec import Demand
@@ -30,6 +29,7 @@ from injection.remarks import Remark, warning
 from injection.sidecar import RUN_DIR
 from injection.workloads import Template, Workload, at
 from injection.yaml_tree import child, text_of, value_of
+from launcher_shim.pod.launchers import CENTRAL
 from launcher_shim.torchrun.launcher import KEEP_FLAGS, RENDEZVOUS_OPTIONS, RESTARTS
 
 NO_STORAGE = (
@@ -37,23 +37,25 @@ NO_STORAGE = (
     " with the pod that wrote it: mount one that all pods share, or save to object storage"
 )
 LAUNCHER = (
-    "container {name}: the horovodrun in it gets Muster's host list and starts its workers through"
-    " the sidecars, whatever an operator has set for that: without ssh and without kubectl exec"
+    f"container {{name}}: the {CENTRAL.name} in it gets Muster's host list and starts its workers"
+    " through the sidecars, whatever an operator has set for that: without ssh and without kubectl"
+    " exec"
 )
 WORKERS = (
     "container {name}: muster-exec runs in the place of its command, which is kept: it starts"
-    " horovodrun's workers as this container's user, without sshd, keys or root"
+    f" {CENTRAL.name}'s workers as this container's user, without sshd, keys or root"
 )
 MPI_ALONE = (
-    "container {name} runs {program}, whose world keeps its size: only a horovodrun is made a"
-    " launcher of Muster's"
+    "container {name} runs {program}, whose world keeps its size:"
+    f" only a {CENTRAL.name} is made a launcher of Muster's"
 )
 NEEDS_SSHD = (
     "container {name} runs {program}, which reaches its workers by sshd, and muster-exec runs in"
-    " the place of that: start them by horovodrun"
+    f" the place of that: start them by {CENTRAL.name}"
 )
 PAST_OURS = (
-    "container {name}: {word} in its shell command bypasses Muster's horovodrun: call {path} there"
+    "container {name}: {word} in its shell command bypasses Muster's"
+    f" {CENTRAL.name}: call {{path}} there"
 )
 LASTING = (
     "{path}.{key}: {value} is added: without it the operator ends the whole job with the first"
@@ -107,7 +109,7 @@ _OBJECT_STORE = re.compile(
     r"\b(s3[an]?|gs|gcs|az|abfss?|wasbs?|oss|cos|obs|hdfs|swift|tos|r2)://", re.ASCII
 )
 
-OURS = f"{RUN_DIR}/bin/{HOROVODRUN}"
+OURS = f"{RUN_DIR}/bin/{CENTRAL.name}"
 
 _VARIABLES = {
     **dict.fromkeys(
@@ -141,26 +143,26 @@ def cautions(
     if kind is not None and not kind.run:
         version = text_of(child(workload.node, "apiVersion"))
         yield warning(NOT_RUN.format(kind=workload.kind, version=version))
-    if want.horovod == "worker":
+    if want.role == "worker":
         yield Remark(WORKERS.format(name=container.get("name")))
-    elif want.horovod and any(one.launcher == HOROVODRUN for one in found_launches(container)):
+    elif want.role and any(one.launcher == CENTRAL.name for one in found_launches(container)):
         yield Remark(LAUNCHER.format(name=container.get("name")))
     if kind is not None and kind.sshd:
-        for one in horovod_launchers(workload, container):
+        for one in of_launcher(workload, container):
             if (program := starts_mpi(one)) is not None:
                 sentence = NEEDS_SSHD.format(name=one.get("name"), program=program)
                 yield Remark(sentence, "error")
-    elif want.horovod == "launcher" and (program := starts_mpi(container)) is not None:
+    elif want.role == "launcher" and (program := starts_mpi(container)) is not None:
         yield warning(MPI_ALONE.format(name=container.get("name"), program=program))
-    if want.horovod == "launcher" and (word := goes_past(container, OURS)) is not None:
+    if want.role == "launcher" and (word := goes_past(container, OURS)) is not None:
         yield warning(PAST_OURS.format(name=container.get("name"), word=word, path=OURS))
-    if kind is not None and kind.lasting is not None and want.horovod == "worker":
+    if kind is not None and kind.lasting is not None and want.role == "worker":
         yield from _lasting(workload, template, *kind.lasting, owner_is_made=owner_is_made)
     if kind is not None and kind.master is not None:
         masters = (path for _, path in at(workload.node, kind.master))
         if template.path in masters:
             yield warning(MASTER.format(path=template.path.rpartition(".")[0]))
-    if want.horovod is None and not _lasts(pod, container):
+    if want.role is None and not _lasts(pod, container):
         yield warning(NO_STORAGE.format(name=container.get("name")))
     path = f"{template.path}.spec" if template.path else "spec"
     if want.secret is not None and facts.is_true(pod.get("shareProcessNamespace")):
@@ -259,9 +261,9 @@ NO_LAUNCHER = (
     "container {name}: no launcher is found in its command. If a script starts torchrun or"
     " accelerate launch, it trains through Muster; ranks that a script starts itself do not"
 )
-NO_HOROVODRUN = (
-    "container {name}: no horovodrun is found in its command. If a script starts one, it gets"
-    " Muster's host list; another launcher does not"
+NO_CENTRAL = (
+    f"container {{name}}: no {CENTRAL.name} is found in its command. If a script starts one, it"
+    " gets Muster's host list; another launcher does not"
 )
 
 
@@ -270,17 +272,17 @@ def on_launches(
 ) -> Iterator[Remark]:
     """Yield the remarks on a container's launchers; ``wrapped``: muster-run starts its command."""
     name = container.get("name")
-    if want.horovod == "worker":
+    if want.role == "worker":
         return
     found = launches.found_launches(container)
     if (fault := world_of_its_own(workload, container)) is not None:
         yield Remark(fault, "error")
-    elif want.horovod == "launcher":
-        if starts_mpi(container) is None and not any(o.launcher == HOROVODRUN for o in found):
-            yield warning(NO_HOROVODRUN.format(name=name))
+    elif want.role == "launcher":
+        if starts_mpi(container) is None and not any(o.launcher == CENTRAL.name for o in found):
+            yield warning(NO_CENTRAL.format(name=name))
     elif not found and listed(container, "command"):
         yield warning(NO_LAUNCHER.format(name=name))
-    if want.horovod is None:
+    if want.role is None:
         yield from _on_torch(container, found, _remedy(container, wrapped=wrapped))
         yield from _on_bounds(container, want)
         if 2 * want.least <= want.most and want.on_cut != "hold":
@@ -296,7 +298,7 @@ def world_of_its_own(workload: Workload, container: Mapping[str, Any]) -> str | 
     found = launches.foreign(container)
     if found is None:
         return None
-    sentence = FOREIGN + (IN_MPI if (workload.known or Kind(())).horovod else "")
+    sentence = FOREIGN + (IN_MPI if (workload.known or Kind(())).launcher is not None else "")
     ranks = found.options().get("num-gpus", "gpu")
     return sentence.format(name=name, launcher=found.launcher, script=found.script, ranks=ranks)
 

@@ -71,7 +71,7 @@ class Kind:
     """One kind of object: the paths to its pod templates, and to its statements on the job.
 
     In a path ``*`` is every entry or item, and another word is a key, or the name of an item.
-    ``launcher``: the launcher's template, which has no slots. ``master``: the template whose
+    ``launcher``: a central launcher's template, which has no slots. ``master``: the template whose
     end ends the whole job. The labels are those of its pods that hold the name and the UID of
     an object that lives as long as the job does, and the number of the pod (an empty variable
     if this object gives none). ``name_label``: the one that holds its own name, which is
@@ -80,10 +80,9 @@ class Kind:
     new pod has the name or the place of the old one, and is created after that is gone; with
     ``of_jobs`` the batch Job decides this. ``job_restarts``: how often the object makes a Job
     again that has failed. ``endless``: its containers are restarted however they end.
-    ``horovod``: its pods are those of a horovodrun; ``run``: whether this was ever run with its
-    operator. ``lasting``: the entry that the worker's replica spec needs so that a worker's end
-    does not end the job. ``sshd``: an MPI program in its launcher reaches the workers by the
-    sshd in whose place muster-exec runs.
+    ``run``: whether this was ever run with its operator. ``lasting``: the entry that the worker's
+    replica spec needs so that a worker's end does not end the job. ``sshd``: an MPI program in its
+    launcher reaches the workers by the sshd in whose place muster-exec runs.
 
     ``plural``: its objects in the API's paths; empty if none is read, changed or deleted.
     ``counts``: its templates and the pods that it asks for. ``scaled``: how their number is
@@ -107,7 +106,6 @@ class Kind:
     of_jobs: bool = False
     job_restarts: str | None = None
     endless: bool = False
-    horovod: bool = False
     run: bool = True
     lasting: tuple[str, str] | None = None
     sshd: bool = False
@@ -228,7 +226,6 @@ KINDS: Mapping[tuple[str, str], Kind] = {
         name_label=_KUBEFLOW_NAME,
         index_label=_KUBEFLOW_INDEX,
         replaced_once_gone=True,
-        horovod=True,
         lasting=("restartPolicy", "ExitCode"),
         plural="mpijobs",
         shown=(_OF_MPI,),
@@ -244,7 +241,6 @@ KINDS: Mapping[tuple[str, str], Kind] = {
         most="spec.etReplicaSpecs.worker.maxReplicas",
         slots=("spec.slotsPerWorker",),
         replaced_once_gone=True,
-        horovod=True,
         run=False,
         plural="trainingjobs",
         # Its operator names launchers this way; the labels differ between releases.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launchers that containers start, as far as their commands and a Horovod job's manifest show.
+"""The launchers that containers start, as far as their commands and their job's manifest show.
 
 A command may be a line of shell, or several; what a script in the image starts is not known here.
-The manifest says the size of a Horovod job and the roles of its pods.
+The manifest says the size of a central launcher's job and the roles of its pods.
 """
 
 from __future__ import annotations
@@ -20,18 +20,12 @@ from injection.facts import listed
 from injection.kinds import Kind
 from injection.workloads import Role, Template, Workload
 from injection.yaml_tree import value_of
-from launcher_shim.horovod.line import (
-    LEAST,
-    MOST,
-    PROCESSES,
-    SLOTS,
-    GivenOptions,
-    read_options,
-)
+from launcher_shim.launcher import GivenSizes
+from launcher_shim.pod.launchers import CENTRAL
 from launcher_shim.torchrun.launcher import KEEP_FLAGS, VARIABLES, kept_line, read_line
 from launcher_shim.torchrun.launcher import bounds as bounds_of
 
-TORCHRUN, ACCELERATE, HOROVODRUN = "torchrun", "accelerate launch", "horovodrun"
+TORCHRUN, ACCELERATE = "torchrun", "accelerate launch"
 LIGHTNING = "Lightning's own launcher"
 MODULES = {
     "torch.distributed.run": TORCHRUN,
@@ -231,7 +225,7 @@ def words_of(line: str) -> list[str]:
 def _of_line(line: Sequence[str]) -> Iterator[FoundLauncher]:
     for index, word in enumerate(line):
         name, after = word.rpartition("/")[2], line[index + 1 : index + 2]
-        if name in (TORCHRUN, HOROVODRUN):
+        if name in (TORCHRUN, CENTRAL.name):
             yield _launch(name, line, index + 1)
         elif word == "-m" and after and after[0] in MODULES:
             found = _launch(MODULES[after[0]], line, index + 2)
@@ -296,39 +290,24 @@ _ACTIVATES = ("activate", "activate.sh")
 TUNNEL_PORT = 9401
 
 
-@dataclass(frozen=True, slots=True)
-class LauncherSays:
-    """The numbers that a horovodrun in a launcher's command is given; None if it is not."""
-
-    least: int | None = None
-    most: int | None = None
-    slots: int | None = None
-
-
 def role_of(workload: Workload, template: Template, told: str | None) -> Role | None:
-    """Return a pod's role for a horovodrun; None if it has nothing to do with one."""
-    kind = workload.known or Kind(())
-    if kind.horovod:
+    """Return a pod's role beside a central launcher; None if it has nothing to do with one."""
+    if (workload.known or Kind(())).launcher is not None:
         return template.role
     return None if told is None else "launcher" if told == "launcher" else "worker"
 
 
-def line_of_job(workload: Workload, container: Mapping[str, Any]) -> LauncherSays:
-    """Read the options of the object's horovodrun: in its launcher's command, else this one's."""
-    for one in horovod_launchers(workload, container):
-        given = _options(one)
-        if given is not None:
-            return LauncherSays(
-                _count(given.value(LEAST)) or _count(given.value(PROCESSES)),
-                _count(given.value(MOST)),
-                _count(given.value((SLOTS,))),
-            )
-    return LauncherSays()
+def line_of_job(workload: Workload, container: Mapping[str, Any]) -> GivenSizes:
+    """Read the sizes that the object's central launcher, or a command without one, is given."""
+    for one in of_launcher(workload, container):
+        for line in _command_lines(one):
+            for index, word in enumerate(line):
+                if word.rpartition("/")[2] == CENTRAL.name:
+                    return CENTRAL.sizes(line[index + 1 :])
+    return GivenSizes()
 
 
-def horovod_launchers(
-    workload: Workload, container: Mapping[str, Any]
-) -> Sequence[Mapping[str, Any]]:
+def of_launcher(workload: Workload, container: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """Return the containers of the object's launcher; of an object without one this container."""
     kind = workload.known or Kind(())
     containers = [container]
@@ -340,13 +319,13 @@ def horovod_launchers(
 
 
 def starts_mpi(container: Mapping[str, Any]) -> str | None:
-    """Return the MPI program in a container's command if that has no horovodrun, else None."""
+    """Return the MPI program in a command that has no central launcher; None without one."""
     found = [word.rpartition("/")[2] for line in _command_lines(container) for word in line]
-    return None if HOROVODRUN in found else next((one for one in found if one in _OF_MPI), None)
+    return None if CENTRAL.name in found else next((one for one in found if one in _OF_MPI), None)
 
 
 def goes_past(container: Mapping[str, Any], ours: str) -> str | None:
-    """Return the word of a shell line that leads to a horovodrun other than ``ours``, or None.
+    """Return the word of a shell line that leads to a central launcher but ``ours``, or None.
 
     That is its path, or the activation of an environment before it.
     """
@@ -356,7 +335,7 @@ def goes_past(container: Mapping[str, Any], ours: str) -> str | None:
             folder, _, name = word.rstrip(";").rpartition("/")
             if name in _ACTIVATES:
                 activated = activated or word
-            if name == HOROVODRUN and word != ours and (folder or activated):
+            if name == CENTRAL.name and word != ours and (folder or activated):
                 return word if folder else activated
     return None
 
@@ -368,19 +347,3 @@ def _command_lines(container: Mapping[str, Any]) -> Sequence[Sequence[str]]:
         *map(str, facts.listed(container, "args")),
     ]
     return (words, *(words_of(word) for word in words if " " in word.strip()))
-
-
-def _options(container: Mapping[str, Any]) -> GivenOptions | None:
-    """Parse the options of the horovodrun in a container's command or in its lines of shell.
-
-    None if there is no horovodrun.
-    """
-    for candidate in _command_lines(container):
-        for number, word in enumerate(candidate):
-            if word.rpartition("/")[2] == HOROVODRUN:
-                return read_options(candidate[number + 1 :])
-    return None
-
-
-def _count(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() and int(text) else None

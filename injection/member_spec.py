@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 from injection import facts
 from injection.kinds import Kind
-from injection.launches import TUNNEL_PORT, LauncherSays, bounds, line_of_job
+from injection.launches import TUNNEL_PORT, bounds, line_of_job
 from injection.settings import TABLE, TemplateSettings
 from injection.workloads import Role, Workload
+from launcher_shim.launcher import GivenSizes
 from rdzv.errors import ConfigError
 
 HTTP_PORT, RELAY_PORT = 9400, 29400
@@ -20,7 +21,7 @@ HOST_PORTS = range(20_000, 29_400, 2)
 """Ports on the node's network: below the ranges of node ports and of outgoing connections. Each
 job has one of them and the next."""
 HOST_TUNNEL_PORTS = range(15_000, 15_000 + len(HOST_PORTS))
-"""Ports of Horovod's tunnels there, one for each job."""
+"""Ports of central launchers' tunnels there, one for each job."""
 
 _REQUIRED = {
     "job": "the object has no name of its own; all pods of a job have one in common",
@@ -101,10 +102,10 @@ class Demand:
     job cannot be on one node."""
     endless: bool
     """Whether its containers are restarted however they end."""
-    horovod: Role | None
-    """The pod's role for a horovodrun; None without one."""
+    role: Role | None
+    """The pod's role beside a central launcher; None without one."""
     tunnel_port: int | None
-    """Port of the sidecar's end of the launcher's tunnel; None without a horovodrun."""
+    """Port of the sidecar's end of the launcher's tunnel; None without one."""
 
 
 def demand(
@@ -112,21 +113,21 @@ def demand(
     pod: Mapping[str, Any],
     container: Mapping[str, Any],
     settings: TemplateSettings,
-    horovod: Role | None = None,
+    role: Role | None = None,
 ) -> Demand:
     """Complete the settings from the object; raises ``ConfigError`` that names all faults.
 
-    ``horovod`` is the pod's role for a horovodrun.
+    ``role`` is the pod's beside a central launcher.
     """
     kind = workload.known or Kind(())
-    line = line_of_job(workload, container) if horovod is not None else LauncherSays()
-    slots = settings.slots or _slots(workload, container, kind, line, horovod)
+    line = line_of_job(workload, container) if role is not None else GivenSizes()
+    slots = settings.slots or _slots(workload, container, kind, line, role)
     # The name of a bare pod is not a job's name.
     name = settings.job or ("" if workload.is_pod else workload.name)
     name_label = None if settings.job else kind.job_name_label
     if not name and kind.name_label is not None:
         name, name_label = workload.prefix.rstrip("-."), kind.name_label
-    nodes = None if horovod is not None else bounds(container)
+    nodes = None if role is not None else bounds(container)
     fewest, largest = nodes or (-(-(line.least or 0) // slots), (line.most or 0) // slots)
     least = settings.policy["min_nodes"] or _count(workload.told(kind.least))
     most = settings.policy["max_nodes"] or _count(workload.told(kind.most))
@@ -160,8 +161,8 @@ def demand(
         secret=settings.etcd_secret,
         secret_keys=settings.etcd_secret_keys or (),
         slots=slots,
-        horovod=horovod,
-        tunnel_port=None if horovod is None else tunnel_port if on_host else TUNNEL_PORT,
+        role=role,
+        tunnel_port=None if role is None else tunnel_port if on_host else TUNNEL_PORT,
         topology=settings.topology or (),
         http_port=settings.http_port or (port if on_host else HTTP_PORT),
         endless=kind.endless,
@@ -197,15 +198,15 @@ def _slots(
     workload: Workload,
     container: Mapping[str, Any],
     kind: Kind,
-    line: LauncherSays,
-    horovod: Role | None,
+    line: GivenSizes,
+    role: Role | None,
 ) -> int:
     """Return the worker processes in a pod; a launcher's accelerators are not its workers'."""
     told = [workload.told(path) for path in kind.slots]
-    if horovod is None:
+    if role is None:
         return facts.slots(container, told)
     said = next((_count(text) for text in told if _count(text)), None) or line.slots
-    return said or (facts.slots(container, []) if horovod == "worker" else 1)
+    return said or (facts.slots(container, []) if role == "worker" else 1)
 
 
 def _host_place(name: str) -> int:

@@ -40,8 +40,8 @@ def yes_or_no(text: str) -> bool:
     return text == "true"
 
 
-def horovod(text: str) -> str:
-    """Parse the role of a pod for a horovodrun."""
+def role(text: str) -> str:
+    """Parse the role of a pod beside a central launcher."""
     if text not in ("launcher", "worker"):
         raise ValueError("expected launcher or worker")
     return text

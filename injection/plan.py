@@ -34,6 +34,7 @@ from injection.settings import DOMAIN, LABEL, TABLE, Told, annotation
 from injection.sidecar import SidecarContainer
 from injection.workloads import Role, Template, Workload, at
 from injection.yaml_tree import child, value_of
+from launcher_shim.pod.launchers import CENTRAL
 from rdzv.errors import ConfigError
 from rdzv.sentences import named
 
@@ -95,19 +96,19 @@ def plan(
     pod: Mapping[str, Any] = value.get("spec") or {}
     index = _container_index(workload, template, pod, path, told.settings.container)
     container = pod["containers"][index]
-    horovod = role_of(workload, template, told.settings.horovod)
-    want = _demanded(workload, pod, container, told, horovod)
+    role = role_of(workload, template, told.settings.role)
+    want = _demanded(workload, pod, container, told, role)
     remarks.refuse_conflicts(pod, path, container, want)
     granted = granted_s(pod, path)
-    wrapped, prefix, command = _wrapping(workload, container, told.settings.wrap, horovod)
-    beside = {} if owner_is_made else _beside(workload, template, pod, container, told, horovod)
+    wrapped, prefix, command = _wrapping(workload, container, told.settings.wrap, role)
+    beside = {} if owner_is_made else _beside(workload, template, pod, container, told, role)
     late = POLICY in beside or workload.replaces_late(template)
     chosen = "commit" if late and not former.says_below_min else None
     below_min = told.settings.below_min or chosen
     lets_go = below_min == "commit"
     made = SidecarContainer(
         want=want,
-        role=horovod or template.role,
+        role=role or template.role,
         grace_s=granted or DEFAULT_GRACE_S,
         wrapped=wrapped,
         resources=remarks.checked_resources(pod, path, former, told.settings.resources),
@@ -159,11 +160,11 @@ def _demanded(
     pod: Mapping[str, Any],
     container: Mapping[str, Any],
     told: Told,
-    horovod: Role | None,
+    role: Role | None,
 ) -> Demand:
     """Return what the job asks for; a launcher that can never work is the first of the faults."""
     try:
-        return demand(workload, pod, container, told.settings, horovod)
+        return demand(workload, pod, container, told.settings, role)
     except ConfigError as error:
         first = world_of_its_own(workload, container)
         raise ConfigError("\n".join(filter(None, (first, str(error))))) from error
@@ -206,7 +207,7 @@ def _beside(
     pod: Mapping[str, Any],
     container: Mapping[str, Any],
     told: Told,
-    horovod: Role | None,
+    role: Role | None,
 ) -> dict[str, Any]:
     """Return the entries needed beside the template so that a pod's end does not end the job.
 
@@ -214,7 +215,7 @@ def _beside(
     """
     beside: dict[str, Any] = {}
     kind = workload.known or Kind(())
-    if kind.lasting is not None and horovod == "worker":
+    if kind.lasting is not None and role == "worker":
         key, value = kind.lasting
         around = next(node for node, _ in at(workload.node, template.path.rpartition(".")[0]))
         if child(around, key) is None:
@@ -227,30 +228,30 @@ def _beside(
 
 
 def _wrapping(
-    workload: Workload, container: Mapping[str, Any], wanted: bool | None, horovod: Role | None
+    workload: Workload, container: Mapping[str, Any], wanted: bool | None, role: Role | None
 ) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
     """Return whether muster-run is before the command, its prefix to add, and a whole command.
 
     Raises ``ConfigError`` if the command has to be known and is not.
     """
     command = facts.listed(container, "command")
-    if horovod is not None and wanted is False:
+    if role is not None and wanted is False:
         raise ConfigError(
-            f"{named('--no-wrap')}: horovodrun and its workers are started by muster-run: leave"
+            f"{named('--no-wrap')}: {CENTRAL.name} and its workers are started by muster-run: leave"
             " --no-wrap out"
         )
     if command and str(command[0]).endswith("/muster-run"):
         return True, (), ()
-    if horovod == "worker":
+    if role == "worker":
         ours = (sidecar.MUSTER_RUN, "--", sidecar.MUSTER_EXEC)
         return (True, (*ours, "--"), ()) if command else (True, (), (*ours, "--"))
     if command:
         if wanted is not False:
             return True, (sidecar.MUSTER_RUN, "--"), ()
-    elif horovod == "launcher":
+    elif role == "launcher":
         raise ConfigError(
             f"container {container.get('name')} has no command, and what its image runs is not"
-            " known: give the command with horovodrun in it"
+            f" known: give the command with {CENTRAL.name} in it"
         )
     elif wanted:
         raise ConfigError(
@@ -346,10 +347,10 @@ def _note_pod(
             " scale to 0 first"
         )
     if want.on_host_network:
-        tunnel = f", {want.tunnel_port} (commands of horovodrun, there)"
+        tunnel = f", {want.tunnel_port} (commands of {CENTRAL.name}, there)"
         result.note(
             f"{path}.hostNetwork: the sidecar takes ports {want.http_port} (health, on the node's"
-            f" address){tunnel if want.horovod == 'worker' else ''} and {want.relay_port}"
+            f" address){tunnel if want.role == 'worker' else ''} and {want.relay_port}"
             " (rendezvous, on its loopback); no two pods of the job fit on one node"
         )
     if result.pull_secrets and not pod.get("imagePullSecrets") and not owner_is_made:

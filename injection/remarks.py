@@ -14,6 +14,7 @@ from injection.annotations import Former
 from injection.facts import RESOURCES, Asked
 from injection.member_spec import Demand
 from injection.settings import TABLE
+from launcher_shim.pod.launchers import CENTRAL
 from rdzv.errors import ConfigError
 
 Level = Literal["note", "warning", "error"]
@@ -90,18 +91,18 @@ def _obstacles(
             f"{http.flag} ({http.variable}) and {relay.flag} ({relay.variable}) are both"
             f" {want.http_port}: give each its own"
         )
-    tunnel_port = want.tunnel_port if want.horovod == "worker" else None
+    tunnel_port = want.tunnel_port if want.role == "worker" else None
     if want.http_port == tunnel_port:
         http = TABLE["http_port"]
         yield (
-            f"{http.flag} ({http.variable}) is {tunnel_port}, where the sidecar of a Horovod worker"
-            " takes its launcher's commands: choose another one"
+            f"{http.flag} ({http.variable}) is {tunnel_port}, where the sidecar of a"
+            f" {CENTRAL.library} worker takes its launcher's commands: choose another one"
         )
     for other, port in facts.ports(everyone):
         if port == tunnel_port:
             yield (
                 f"container {other} has port {port}, where the sidecar takes the commands of"
-                " horovodrun: give the container another one"
+                f" {CENTRAL.name}: give the container another one"
             )
         if port == want.http_port:
             yield (

@@ -237,10 +237,10 @@ class TemplateSettings:
             otherwise="as the spec says, else 1",
         )
     )
-    horovod: str | None = field(
+    role: str | None = field(
         Setting(
             "--horovod",
-            parsers.horovod,
+            parsers.role,
             None,
             "launcher|worker",
             "What the pod is to a horovodrun: the one that it runs in, or one of its workers'.",

@@ -183,8 +183,8 @@ class SidecarContainer:
         ]
 
     def _tunnel_ports(self) -> list[dict[str, Any]]:
-        """Return the port for the launcher's commands if the pod is a Horovod worker, else none."""
-        if self.want.horovod != "worker":
+        """Return the port for the launcher's commands if the pod is its worker, else none."""
+        if self.want.role != "worker":
             return []
         return [{"name": TUNNEL_PORT_NAME, "containerPort": self.want.tunnel_port}]
 

@@ -2,7 +2,7 @@
 """The course of a run: its moments in order, and the worlds that trained one after the other.
 
 A world is one set of ranks. It differs from the next in the process of its rank 0, in its size, or
-in its number: with Horovod, and if it changes in place, that process is the same.
+in its number: with a central launcher, and if it changes in place, that process is the same.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class Worlds:
 
     ``fault``: the reason why their steps do not count on from world to world; empty if they do.
 
-    It differs from the next in the process of its rank 0, in its size, or in its number: with
-    Horovod, and if it changes in place, that process goes on from one to the next.
+    It differs from the next in the process of its rank 0, in its size, or in its number: with a
+    central launcher, and if it changes in place, that process goes on from one to the next.
     """
 
     def __init__(self) -> None:

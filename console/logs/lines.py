@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from agent.telemetry.logs import printable
+from launcher_shim.pod.launchers import CENTRAL
 from rdzv.errors import ConfigError
 
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d) ?")
@@ -19,9 +20,7 @@ _COLOURS = re.compile(r"\x1b\[[\d;:]*m")
 
 _TEE = re.compile(r"\[[A-Za-z_-]*?(\d+)\]:")
 """The prefix of torchrun with ``--tee``: the role, and the local rank."""
-_OF_HOROVODRUN = re.compile(r"\[(\d+)\]<(?:stdout|stderr)>:")
-"""The prefix of horovodrun, which prints the lines of all its workers: the rank that each had when
-it was started."""
+_OF_CENTRAL = re.compile(CENTRAL.prefix)
 
 LAST = -1
 """The last rank of whichever world it is."""
@@ -117,7 +116,7 @@ class Seating:
         """Return where a line is from, and the line without the launcher's own prefix."""
         seat = self.seats.get(source.member)
         if seat is None:
-            printed = _OF_HOROVODRUN.match(text)
+            printed = _OF_CENTRAL.match(text)
             if printed is None:
                 return Origin(source), text
             return Origin(source, int(printed[1]), int(printed[1])), text[printed.end() :]

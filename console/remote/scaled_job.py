@@ -151,7 +151,7 @@ class Scene:
     """A job at one moment.
 
     ``sizes``: None if no sidecar answers; ``silent`` says why. ``held``: the claim at its owner.
-    ``horovod``: a launcher is a member, so only ranks that report show that pods train.
+    ``central``: a launcher is a member, so only ranks that report show that pods train.
     """
 
     owner: ScaledOwner
@@ -160,7 +160,7 @@ class Scene:
     paused: bool = False
     held: OperationClaim | None = None
     silent: str = ""
-    horovod: bool = False
+    central: bool = False
 
 
 class ScaledJob:
@@ -204,7 +204,7 @@ class ScaledJob:
             bool(status.get("paused")),
             claim_of(read),
             silent,
-            horovod=any(one.get("role") == "launcher" for one in members),
+            central=any(one.get("role") == "launcher" for one in members),
         )
 
     async def ran(

@@ -214,7 +214,7 @@ class _ScaleIn:
                     took = duration(monotonic() - began_s)
                     gone = f"{', '.join(self._names)} gone after {took}"
                     trains = f"{len(train)} train on" if train else "no world trains"
-                    known = hosts(here, self._job.name) if scene.horovod else ""
+                    known = hosts(here, self._job.name) if scene.central else ""
                     say(f"{gone}: {known or f'{trains}, of {count}'}")
                     return EXIT_DONE if saved else UNSAVED
             if monotonic() >= until_s:

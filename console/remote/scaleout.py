@@ -44,7 +44,7 @@ GONE_S = 60.0
 
 
 REPORT_S = 60.0
-"""Time for the ranks of a horovodrun to report, once all hosts are listed; others do report."""
+"""Time for a central launcher's ranks to report, once all hosts are listed; others do report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,7 @@ class _ScaleOut:
                     took = duration(monotonic() - began_s)
                     say(f"{self._found.count} take part, after {took}")
                     return EXIT_DONE
-                known = hosts(scene.pods, self._job.name) if scene.horovod else ""
+                known = hosts(scene.pods, self._job.name) if scene.central else ""
                 if judged.listed and known:
                     until_s = min(until_s, monotonic() + (REPORT_S if reports else 0.0))
             if monotonic() >= until_s:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from console.help import near
 from console.remote.scaled_owner import ScaledOwner, ScaledPod
+from launcher_shim.pod.launchers import CENTRAL
 from rdzv.records.policy import JobPolicy
 from rdzv.sentences import counted
 
@@ -114,16 +115,16 @@ def withdrawn(
 
 
 def hosts(pods: Sequence[ScaledPod], job: str) -> str:
-    """Describe the hosts of a horovodrun of which some report nothing; empty if all ranks report.
+    """Describe a central launcher's hosts of which some report nothing; empty if all ranks report.
 
-    What horovodrun does with a host, it says nowhere.
+    What the launcher does with a host, it says nowhere.
     """
     if not (silent := [pod.name for pod in pods if pod.is_silent]):
         return ""
     listed = sum(pod.takes_part and pod.state == "listed" for pod in pods)
     are = "pod is ready and a listed host" if listed == 1 else "pods are ready and listed hosts"
     return (
-        f"{listed} {are} of horovodrun; no rank on {', '.join(silent)} has reported a step, so"
+        f"{listed} {are} of {CENTRAL.name}; no rank on {', '.join(silent)} has reported a step, so"
         f" whether it trains there is not known: muster logs {job} shows its lines"
     )
 

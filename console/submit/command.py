@@ -213,7 +213,7 @@ def submit(
     job = read_submission(asked, os.environ, _text_of)
     store = _store(etcd_endpoints, sidecar_image, etcd_secret)
     if dry_run:
-        form: Form = "StatefulSet" if job.horovod else "Job"
+        form: Form = "StatefulSet" if job.central else "Job"
         text = planned(objects(job, form, options.namespace), store)
         sys.stdout.buffer.write(text.encode())
         by = "submit added the sidecar" if store else "Muster's controller has to add the sidecar"
@@ -245,7 +245,7 @@ async def submit_job(
     async with cluster(options) as api:
         namespace = api.namespace
         form: Form = "Job"
-        if job.horovod:
+        if job.central:
             form = "MPIJob" if await has_mpi_jobs(api) else "StatefulSet"
         made = objects(job, form, namespace)
         ready = await asyncio.to_thread(_read_again, made, store)
@@ -290,7 +290,7 @@ def planned(made: Sequence[ManifestObject], store: NamedStore | None) -> str:
         variables = {TABLE[name].variable for name in _OF_SIDECAR}
         environ = {name: text for name, text in os.environ.items() if name in variables}
     outcome = inject(text, Request(flags, environ, ("*",)))
-    # What holds for the workers of a horovodrun is that they are restarted, which is meant.
+    # What holds for a central launcher's workers is that they are restarted, which is meant.
     first = f"{made[0]['kind']}/{made[0]['metadata']['name']}: "
     ours = [str(one) for one in outcome.notes if one.level == "warning" and one.startswith(first)]
     for sentence in dict.fromkeys(map(_in_words_of_submit, ours)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The objects of a submitted job, and their creation: an Indexed Job, or what makes a horovodrun.
+"""The objects of a submitted job, and their creation: an Indexed Job, or a central launcher's.
 
 What is wrong is found first, and nothing stays half-made.
 """
@@ -24,14 +24,14 @@ from rdzv.errors import ClusterError, ClusterRefused, ClusterUnavailable, Config
 ManifestObject = dict[str, Any]
 Form = Literal["Job", "MPIJob", "StatefulSet"]
 """The kind that runs the job: MPIJob and StatefulSet (the workers of a launcher's Job) are for a
-horovodrun."""
+central launcher."""
 
 MADE_BY, SUBMIT = "app.kubernetes.io/managed-by", "muster-submit"
 """The label of every object that ``muster submit`` makes, and its value."""
 WORKERS = "worker"
 _INSTANCE, _COMPONENT = "app.kubernetes.io/instance", "app.kubernetes.io/component"
 KEPT_S = 600
-"""Time for which the objects of a horovodrun without an operator stay after its end."""
+"""Time for which the objects of a central launcher without an operator stay after its end."""
 
 TRIAL_TIMEOUT_S = 30.0
 """Timeout of a trial pod: webhooks may take some seconds each."""
@@ -127,12 +127,12 @@ def _object(version: str, kind: str, name: str, spec: Mapping[str, Any]) -> Mani
 
 
 def _template(job: Submission, container: Mapping[str, Any], *, role: str = "") -> ManifestObject:
-    """Return the pod template with ``container``; ``role``: of a horovodrun's pod."""
+    """Return the pod template with ``container``; ``role``: of a central launcher's pods."""
     said = {"min_nodes": str(job.least), "max_nodes": str(job.most), "sizes": job.sizes}
-    if job.horovod:
+    if job.central:
         said["slots"] = str(_slots(job))
     if role:
-        said |= {"job": job.name, "horovod": role}
+        said |= {"job": job.name, "role": role}
     annotations = {annotation(name): text for name, text in said.items() if text}
     metadata = {
         "labels": {**job.template.labels, **job.labels, ASKS: "true"},
@@ -194,7 +194,7 @@ def _trainer(job: Submission) -> ManifestObject:
 
 
 def _launching(job: Submission) -> ManifestObject:
-    """Return the container of the horovodrun: it trains nothing, so it needs no accelerators."""
+    """Return a central launcher's container: it trains nothing, so it needs no accelerators."""
     container = _trainer(job)
     resources = container.pop("resources", {})
     for part in resources.values():
@@ -205,7 +205,7 @@ def _launching(job: Submission) -> ManifestObject:
 
 
 def _idle(job: Submission) -> ManifestObject:
-    """Return the container in which the workers of a horovodrun are started."""
+    """Return the container in which a central launcher's workers are started."""
     container = _trainer(job)
     for key in ("command", "args"):
         container.pop(key, None)

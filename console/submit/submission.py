@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 from console.submit.pod_template import PodTemplate, read_template
 from injection.facts import quantity
-from injection.launches import HOROVODRUN, found_launches
+from injection.launches import found_launches
 from injection.parsers import IMAGE
+from launcher_shim.pod.launchers import CENTRAL
 from launcher_shim.torchrun.launcher import VARIABLES
 from rdzv import settings as texts
 from rdzv.errors import ConfigError
@@ -99,11 +100,11 @@ class Submission:
     retries: int = RETRIES
 
     @property
-    def horovod(self) -> bool:
-        """Whether its command starts a horovodrun."""
+    def central(self) -> bool:
+        """Whether its command starts the central launcher."""
         held = self.template.container
         command = list(self.command) or [*held.get("command", []), *held.get("args", [])]
-        return any(one.launcher == HOROVODRUN for one in found_launches({"command": command}))
+        return any(one.launcher == CENTRAL.name for one in found_launches({"command": command}))
 
 
 class _Reader:
@@ -212,7 +213,7 @@ def _further_variables(job: Submission) -> list[Mapping[str, str]]:
     """Return Arena's variables that the command uses, and torchrun's number of processes."""
     gpus = job.gpus[1] if job.gpus else 1
     shown = {"workers": job.start, "minWorkers": job.least, "maxWorkers": job.most, "gpus": gpus}
-    if job.gpus and not job.horovod:
+    if job.gpus and not job.central:
         shown[_PER_NODE] = gpus
     given = {one["name"] for one in job.env}
     return [

@@ -137,6 +137,7 @@ class HorovodLauncher(Launcher):
     nested = "HOROVOD_RANK"
     has_rounds = False
     is_central = True
+    prefix = r"\[(\d+)\]<(?:stdout|stderr)>:"
     waits_in = r"/horovod/[^/]+/(mpi_ops|functions)\.py$|/horovod/common/"
 
     def found_in(self, words: Sequence[str], at: int) -> int:

@@ -239,7 +239,7 @@ def test_the_pair_on_the_page_is_taken_as_it_says() -> None:
         ("Job/digits-launcher", "launcher"),
         ("StatefulSet/digits-worker", "worker"),
     ):
-        flags = {**FLAGS, **sizes, "horovod": role}
+        flags = {**FLAGS, **sizes, "role": role}
         text = inject(text, Request(flags, {}, objects=(name,))).text
     assert text.count('value: "9401"') == 2
 

@@ -298,11 +298,11 @@ def test_the_bounds_are_those_of_horovodrun_in_nodes(
 def test_a_pair_without_any_operator_is_told_which_is_which() -> None:
     line = ["horovodrun", "--min-np", "2", "--max-np", "4", "python", "t.py"]
     launcher = injected(
-        manifest("Job", command=line), horovod="launcher", min_nodes=None, max_nodes=None
+        manifest("Job", command=line), role="launcher", min_nodes=None, max_nodes=None
     )
     told = variables(sidecars(launcher.text)[0])
     assert (told["MUSTER_ROLE"], told["MUSTER_MIN"], told["MUSTER_MAX"]) == ("launcher", "2", "4")
-    worker = injected(manifest("StatefulSet"), horovod="worker")
+    worker = injected(manifest("StatefulSet"), role="worker")
     (pod,) = loaded(worker.text)
     (one,) = pod["spec"]["template"]["spec"]["containers"]
     assert one["command"] == [f"{BIN}/muster-run", "--", f"{BIN}/muster-exec", "--"]

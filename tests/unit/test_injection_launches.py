@@ -25,7 +25,7 @@ from tests.support.injection.injecting import (
 PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
 ON_LAUNCHES = (
     *("OVERRIDDEN", "NNODES", "FIXED", "WINS", "HIDDEN", "ADDRESS_WINS", "HALVES", "KEPT", "APART"),
-    *("ONE_PROCESS", "BY_DEEPSPEED", "FOREIGN", "IN_MPI", "NO_LAUNCHER", "NO_HOROVODRUN"),
+    *("ONE_PROCESS", "BY_DEEPSPEED", "FOREIGN", "IN_MPI", "NO_LAUNCHER", "NO_CENTRAL"),
 )
 SENTENCES = {
     name: text
