@@ -18,7 +18,7 @@ from typing import Literal
 
 from benchmarks.node_processes import REPOSITORY
 from console.local import processes
-from console.local.launch_line import read_horovod_line
+from console.local.launch_line import read_launch_line
 from console.local.processes import end_all, free_ports, marked
 from console.local.settings import LAUNCHER, LocalSettings, Pod
 from launcher_shim.hosts import token_of
@@ -66,7 +66,7 @@ class HorovodJob:
         run = uuid.uuid4().hex
         words = ("horovodrun", "--gloo-timeout-seconds", str(GLOO_TIMEOUT_S))
         # -P: the script's folder has a module of the name horovod.
-        self.line = read_horovod_line((*words, "python", "-P", str(SCRIPT)), 1)
+        self.line = read_launch_line((*words, "python", "-P", str(SCRIPT)), {})
         self.settings = LocalSettings(
             run=run,
             namespace="bench",

@@ -18,14 +18,10 @@ from pathlib import Path
 
 from benchmarks.horovod_job import CHANGE_TIMEOUT_S, END_TIMEOUT_S, HorovodJob, Host
 from console.local import processes
-from console.local.payload import ExecHost, Horovodrun
+from console.local.payload import CentralLauncher, ExecHost
 from console.local.processes import until_ready
-from console.local.settings import (
-    LAUNCHER,
-    horovodrun_environment,
-    sidecar_command,
-    sidecar_environment,
-)
+from console.local.settings import sidecar_command, sidecar_environment
+from launcher_shim.horovod.line import local_arguments
 from launcher_shim.rundir import layout
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
@@ -61,15 +57,13 @@ class SshJob(HorovodJob):
             script.write_text(text)
             script.chmod(0o755)
         self._write(())
-        command = self.line.full_command(
-            pod.run_dir / "discover_hosts.sh",
-            nodes=self.settings.nodes,
-            min_nodes=self.settings.policy.min_nodes,
-            max_nodes=self.settings.policy.max_nodes,
-        )
-        environment = horovodrun_environment(self.settings, LAUNCHER, pod.run_dir)
-        environment["PATH"] = f"{pod.run_dir / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        return await self.training_child(self.launcher, command, environment)
+        (name, *words), policy = self.line.command, self.settings.policy
+        counts = (self.settings.nodes, policy.min_nodes, policy.max_nodes)
+        made = local_arguments(words, str(pod.run_dir / "discover_hosts.sh"), counts)
+        payload = CentralLauncher(self.settings).prepare(pod.name, pod.uid, pod.run_dir, 0)
+        path = f"{pod.run_dir / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        environment = {**payload.environment, "PATH": path}
+        return await self.training_child(self.launcher, (name, *made), environment)
 
     async def list(self, host: Host) -> float:
         return self._write((*self.hosts, host))
@@ -106,7 +100,7 @@ class MusterJob(HorovodJob):
 
     async def launch(self) -> Process:
         await self._start_sidecar(self.launcher)
-        payload = Horovodrun(self.settings, self.line)
+        payload = CentralLauncher(self.settings)
         pod = self.launcher.pod
         process = payload.prepare(pod.name, pod.uid, pod.run_dir, pod.c10d_port)
         return await self.training_child(self.launcher, process.command, process.environment)

@@ -19,6 +19,17 @@ class GivenSizes(NamedTuple):
     slots: Optional[int] = None
 
 
+class LocalLine(NamedTuple):
+    """A launch line of ``muster local``: the processes of each node, and their limit of restarts.
+
+    ``script``: the file that each node needs; None for a module or another program.
+    """
+
+    slots: int = 1
+    restarts: Optional[int] = None
+    script: Optional[str] = None
+
+
 class Launcher:
     """One launcher: torchrun's answers are the defaults of a launcher beside each pod's ranks."""
 
@@ -33,7 +44,7 @@ class Launcher:
     program = "pod.launchers"
     """The module of ``launcher_shim`` that runs in the place of its program."""
     modules: Tuple[str, ...] = ()
-    """The modules by which ``python -m`` starts it."""
+    """The modules by which ``python -m`` starts it, the usual one first."""
     nested = ""
     """A variable that only its workers have: a launcher below one is its own affair."""
     has_rounds = True
@@ -45,6 +56,8 @@ class Launcher:
     prefix = ""
     """A regular expression for what a central launcher puts before a line of a worker: its group is
     the rank that the worker had when it was started."""
+    paused = ""
+    """The sentences on a paused job of a central launcher in the help of ``muster pause``."""
     waits_in = ""
     """A regular expression for the files in which its ranks wait for each other."""
 
@@ -86,3 +99,21 @@ class Launcher:
     def sizes(self, words: Sequence[str]) -> GivenSizes:
         """Parse the sizes that its arguments give."""
         return GivenSizes()
+
+    def local(self, words: Sequence[str], environ: Mapping[str, str]) -> LocalLine:
+        """Check the arguments given to ``muster local``; raises ``ValueError`` with a sentence."""
+        return LocalLine()
+
+    def started_here(
+        self,
+        program: Sequence[str],
+        words: Sequence[str],
+        environ: Mapping[str, str],
+        run_dir: str,
+        counts: Sequence[int],
+    ) -> Tuple[List[str], Dict[str, str]]:
+        """Return a central launcher's command and variables for a job on this machine alone.
+
+        ``counts``: processes at the start, fewest and most.
+        """
+        return [*program, *words], dict(environ)

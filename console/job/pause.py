@@ -18,6 +18,7 @@ from console.help import Command
 from console.job.changing import check_versions, present_job, read_option, requester, write
 from console.job.reading import connected, news
 from console.options import configured_by, job_named, printed
+from launcher_shim.pod.launchers import CENTRAL
 from rdzv.drain.standing import asked
 from rdzv.drain.transactions import first_write, lift
 from rdzv.job import JobClient
@@ -34,7 +35,7 @@ STATUS = {"paused": 0, "resumed": 4, "unsaved": 6}
 FOLLOW = "it goes on by itself; to follow it: muster pause {job} --wait, or muster status {job} -w"
 
 SOURCE = "pause"
-"""Source of the drain of a Horovod launcher by which a pause has its ranks save."""
+"""Source of the drain of a central launcher by which a pause has its ranks save."""
 
 STAYS = "what is trained is in the memory of the workers alone; keep their pods"
 
@@ -60,7 +61,7 @@ def phase_of(view: JobView, ended: RoundName | None) -> tuple[PausePhase, RoundN
     if job is None or not job.paused:
         return PausePhase("resumed", "the job is not paused any more", "resumed"), None
     if launchers_of(view.snapshot):
-        return _of_horovodrun(view.snapshot), None
+        return _of_central(view.snapshot), None
     training = [run for run in view.runs if run.round.complete and not run.round.closed]
     if not training:
         return _ended(view, ended), None
@@ -90,13 +91,13 @@ def _ended(view: JobView, world: RoundName | None) -> PausePhase:
     return PausePhase("unsaved", f"{why}{at}", "unsaved")
 
 
-def _of_horovodrun(snapshot: Snapshot) -> PausePhase:
-    """Return the phase of a horovodrun: it has no rounds, and the launcher's drain has the save."""
+def _of_central(snapshot: Snapshot) -> PausePhase:
+    """Return a central launcher's phase: it has no rounds, and its own drain has the save."""
     drain = asked(snapshot)
     if drain is None:
-        return PausePhase("paused", "horovodrun has no hosts, and waits", "paused")
+        return PausePhase("paused", f"{CENTRAL.name} has no hosts, and waits", "paused")
     if drain.step is not None:
-        at = f"step {drain.step} is saved; horovodrun and its workers wait in their pods"
+        at = f"step {drain.step} is saved; {CENTRAL.name} and its workers wait in their pods"
         return PausePhase("paused", at, "paused")
     if drain.outcome:
         why = f"no save: {STAYS}"
@@ -112,6 +113,14 @@ def _of_horovodrun(snapshot: Snapshot) -> PausePhase:
         4: "with --wait: it was resumed",
         6: "with --wait: nothing was saved",
     },
+    help=f"""\
+Pause JOB: all ranks save the same step, then training stops.
+
+The pods may stay or be deleted: the job is paused until muster resume. The next world starts
+from the save.
+
+{CENTRAL.paused}
+""",
     epilog="\b\nExamples:\n  muster pause digits --wait\n  muster resume digits",
 )
 @job_named
@@ -122,15 +131,7 @@ def _of_horovodrun(snapshot: Snapshot) -> PausePhase:
 @click.option("--wait", is_flag=True, help="Print each phase, until no world trains.")
 @printed
 def pause(config: JobConfig, reason: str, wait: bool, as_json: bool) -> int:
-    """Pause JOB: all ranks save the same step, then training stops.
-
-    The pods may stay or be deleted: the job is paused until muster resume. The next world starts
-    from the save.
-
-    horovodrun and its workers wait in their pods, with what they trained in memory. They may be
-    deleted only if the script saves when it is asked to. horovodrun waits for --elastic-timeout, a
-    week unless you gave it another.
-    """
+    """Pause a job, and wait if that is asked for; return the exit status."""
     why = read_option("--reason", free_text, reason)
     return asyncio.run(_pause(config, why, wait=wait, as_json=as_json))
 
@@ -200,7 +201,7 @@ def _save_of(launcher: Member, pause: HistoryEntry) -> Drain:
 
 
 def launchers_of(snapshot: Snapshot) -> list[Member]:
-    """Return the members that run a horovodrun."""
+    """Return the members that run a central launcher."""
     return [one for one in snapshot.members.values() if one.role == "launcher"]
 
 

@@ -18,6 +18,7 @@ from console.help import Command
 from console.local.request import Options, read_request
 from console.local.session import run_session
 from console.local.settings import ACTIONS
+from launcher_shim.pod.launchers import CENTRAL
 from rdzv.errors import ConfigError
 from rdzv.records.policy import JobPolicy
 from rdzv.settings import settings_of
@@ -77,7 +78,7 @@ def _policy_options(command: Callable[..., Any]) -> Callable[..., Any]:
     },
     context_settings={"allow_interspersed_args": False, "show_default": True},
     tables={"Events": ACTIONS},
-    epilog="""\
+    epilog=f"""\
 An event is as in --event kill:rank0@15s: of a node, or of the one that hosts a rank then; seconds
 or minutes after the start, or, as world3+5s, after the first step of a world of 3 ranks. add@75s
 after a kill replaces the killed node.
@@ -92,7 +93,7 @@ Examples:
   muster local --demo --report report
   muster local --nodes 3 --max 4 --event add@30s --event kill:rank0@60s \\
       --report report -- torchrun --nproc-per-node=2 train.py
-  muster local --nodes 2 --max 4 --event add@30s -- horovodrun python train.py
+  muster local --nodes 2 --max 4 --event add@30s -- {CENTRAL.name} python train.py
 """,
 )
 @click.option("--nodes", default=2, metavar="N", help="Nodes at the start.")

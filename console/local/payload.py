@@ -7,6 +7,7 @@ unless the job itself is over.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -15,15 +16,10 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 import muster
-from console.local.launch_line import HorovodLine, LaunchLine
-from console.local.settings import (
-    LocalSettings,
-    horovodrun_environment,
-    launcher_environment,
-    native_delivery,
-)
+from console.local.processes import NODE_MARK, RUN_MARK
+from console.local.settings import LocalSettings, launcher_environment, native_delivery
 from launcher_shim.exit_status import EXIT_KILLED
-from launcher_shim.horovod.launcher import started_lightly
+from launcher_shim.pod.launchers import CENTRAL
 from launcher_shim.rundir import layout
 
 RESTART_PAUSE_S = 1.0
@@ -35,7 +31,7 @@ MAX_BYTES = 64 * 1024
 _TORCHRUN_LINE = re.compile(r"[IWE]\d{4} \d\d:\d\d:\d\d|\[[IWE]\d{3} \d\d:\d\d:\d\d|\*{20,}")
 _SCRIPT_FAILED = re.compile(r"E\d{4} .*\] failed \(exitcode: ")
 _BLAMES_SCRIPT = "ChildFailedError"
-_HOROVOD_WORKER_LINE = re.compile(r".*\[\d+\]<std(out|err)>:")
+_WORKER_LINE = re.compile(".*" + CENTRAL.prefix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +72,15 @@ def after_exit(
     return "failed", f"its launcher exited with {status}, and no restart is left"
 
 
-def after_horovodrun(status: int) -> tuple[Next, str]:
-    """Decide what follows the end of the one launcher of a Horovod job, and why."""
-    if status == 0:
-        return "done", "horovodrun ended with 0"
-    return "failed", f"horovodrun ended with {status}"
-
-
-def horovod_status(launcher: Ending | None) -> tuple[int, str]:
-    """Return a Horovod job's exit status and the reason: horovodrun's own, if it ended."""
+def central_status(launcher: Ending | None) -> tuple[int, str]:
+    """Return the exit status of a central launcher's job and the reason: its own, if it ended."""
     if launcher is None:
-        return EXIT_KILLED, "horovodrun never ran to an end"
+        return EXIT_KILLED, f"{CENTRAL.name} never ran to an end"
     if launcher.how == "killed":
         return launcher.status, "the launcher was killed"
     if launcher.how == "done":
         return 0, "the job finished"
-    return launcher.status, f"horovodrun ended with {launcher.status}"
+    return launcher.status, f"{CENTRAL.name} ended with {launcher.status}"
 
 
 def job_status(endings: Sequence[Ending]) -> tuple[int, str]:
@@ -148,67 +137,64 @@ class Torchrun:
     role: Literal["worker", "launcher"] = "worker"
     insistent = False
 
-    def __init__(
-        self, settings: LocalSettings, line: LaunchLine, closing: Callable[[], Closing | None]
-    ) -> None:
+    def __init__(self, settings: LocalSettings, closing: Callable[[], Closing | None]) -> None:
         self.wrapped = not settings.native
         self.restarts: int | None = settings.restarts
         self._settings = settings
-        self._line = line
         self._closing = closing
 
     def prepare(self, node: str, pod_uid: str, run_dir: Path, port: int) -> Process:
         """Build the process from what the sidecar has delivered; without a sidecar, deliver it."""
         if not self._settings.native:
             environment = launcher_environment(self._settings, node, run_dir, {})
-            return Process(_wrapped(self._line.command, run_dir), environment)
+            return Process(_wrapped(self._settings.line.command, run_dir), environment)
         _copy_package(Path(muster.__file__).parent, run_dir / layout.MODULES / "muster")
         delivered = native_delivery(self._settings, port, is_host=node == "node-0")
         environment = launcher_environment(self._settings, node, run_dir, delivered)
-        return Process(self._line.command, environment)
+        return Process(self._settings.line.command, environment)
 
     def after(self, node: str, status: int, restarts: int) -> tuple[Next, str]:
         """Decide as the restart policy OnFailure does."""
         return after_exit(node, status, self._settings.restarts - restarts, self._closing())
 
 
-class Horovodrun:
-    """The one horovodrun of a job, on a node of its own.
+class CentralLauncher:
+    """The one central launcher of a job, on a node of its own.
 
-    It starts its workers through the ``ssh`` that is first on its PATH and only looks like one.
+    It starts its workers through the sidecars.
     """
 
-    name = "horovodrun"
+    name = CENTRAL.name
     role: Literal["worker", "launcher"] = "launcher"
     insistent = True
     wrapped = False
 
-    def __init__(self, settings: LocalSettings, line: HorovodLine) -> None:
+    def __init__(self, settings: LocalSettings) -> None:
         self.restarts: int | None = 0
         self._settings = settings
-        self._line = line
 
     def prepare(self, node: str, pod_uid: str, run_dir: Path, port: int) -> Process:
-        """Build horovodrun's command and environment, with the ssh that the sidecar delivered."""
-        settings = self._settings
-        command = self._line.full_command(
-            run_dir / layout.DISCOVER_HOSTS,
-            nodes=settings.nodes,
-            min_nodes=settings.policy.min_nodes,
-            max_nodes=settings.policy.max_nodes,
+        """Build the launcher's command and environment."""
+        settings, line = self._settings, self._settings.line
+        least, most = settings.policy.min_nodes, settings.policy.max_nodes
+        counts = [n * line.slots for n in (max(least, min(settings.nodes, most)), least, most)]
+        first, *others = line.command[: line.program]
+        command, variables = line.launcher.started_here(
+            (shutil.which(first) or first, *others),
+            line.command[line.program :],
+            {"PATH": os.defpath, **os.environ},
+            str(run_dir),
+            counts,
         )
-        environment = horovodrun_environment(settings, node, run_dir)
-        own = shutil.which(command[0], path=environment["PATH"])
-        start = started_lightly(own) if own is not None else command[:1]
-        return Process((*start, *command[1:]), environment)
+        return Process(tuple(command), {**variables, RUN_MARK: settings.run, NODE_MARK: node})
 
     def after(self, node: str, status: int, restarts: int) -> tuple[Next, str]:
         """Decide against a restart: what it has trained was in its workers' memory."""
-        return after_horovodrun(status)
+        return "failed" if status else "done", f"{self.name} ended with {status}"
 
 
 class ExecHost:
-    """The agent that starts horovodrun's workers on their node, and outlives them.
+    """The agent that starts a central launcher's workers on their node, and outlives them.
 
     It runs under ``muster-run``.
     """
@@ -248,10 +234,10 @@ def last_words(lines: Sequence[str], count: int) -> list[str]:
     """Return the last ``count`` lines, oldest first.
 
     If torchrun ended because the script failed, these are the script's lines before that; if
-    torchrun failed by itself, its own. horovodrun marks its workers' lines; without any such line,
-    all output is its own.
+    torchrun failed by itself, its own. A central launcher marks its workers' lines; without any
+    such line, all output is its own.
     """
-    if workers := [line for line in lines if _HOROVOD_WORKER_LINE.match(line)]:
+    if workers := [line for line in lines if _WORKER_LINE.match(line)]:
         return workers[-count:]
     end = len(lines)
     if any(line.rstrip(": ").endswith(_BLAMES_SCRIPT) for line in lines):

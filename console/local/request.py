@@ -19,7 +19,6 @@ from agent.config import Config
 from agent.job_config import JobConfig
 from console.job.reading import look
 from console.local.launch_line import (
-    HorovodLine,
     LaunchLine,
     interpreter_of,
     read_launch_line,
@@ -28,6 +27,7 @@ from console.local.launch_line import (
 from console.local.script_progress import read_pattern
 from console.local.session import Directories
 from console.local.settings import MAX_NODES, Event, LocalSettings, Reach, read_event
+from launcher_shim.pod.launchers import CENTRAL
 from rdzv.errors import ConfigError, JobNotFound
 from rdzv.records.policy import POLICY_TABLE, JobPolicy
 from rdzv.sentences import counted
@@ -105,8 +105,8 @@ def read_request(options: Options) -> LocalRequest:
         policy = replace(policy, **further)
         numbers += JobPolicy.faults(asdict(policy))
         if line is not None and not numbers:
-            is_launcher = isinstance(line, HorovodLine)
-            reach = Reach(options.nodes, line.slots, policy, launcher=is_launcher)
+            is_central = line.launcher.is_central
+            reach = Reach(options.nodes, line.slots, policy, launcher=is_central)
             numbers += reach.faults(events)
     faults += [*numbers, *_faults_of_launch(line, options)]
     if line is None or config is None or faults:
@@ -164,25 +164,27 @@ def _faults_of_numbers(options: Options, max_nodes: int) -> Iterator[str]:
         yield f"--min ({least}) exceeds --max ({max_nodes})"
 
 
-def _faults_of_launch(line: LaunchLine | HorovodLine | None, options: Options) -> Iterator[str]:
+def _faults_of_launch(line: LaunchLine | None, options: Options) -> Iterator[str]:
     if sys.platform != "linux":
         yield "muster local finds its processes in /proc: run it on Linux"
-    if isinstance(line, LaunchLine):
+    is_central = line is not None and line.launcher.is_central
+    if line is not None and not is_central:
         yield from _faults_of_script(line)
     if options.native and options.compare:
         yield "--compare runs both, --native one of the two: give one of them"
-    if not isinstance(line, HorovodLine):
+    if not is_central:
         return
     # Options of torchrun only.
     if options.compare:
-        yield "--compare is for torchrun; horovodrun does not train without hosts: leave it out"
+        without = f"{CENTRAL.name} does not train without hosts"
+        yield f"--compare is for torchrun; {without}: leave it out"
     if options.step_text:
-        yield "--step is for torchrun: with horovodrun, call muster.report_step(step)"
+        yield f"--step is for torchrun: with {CENTRAL.name}, call muster.report_step(step)"
     if options.native:
-        yield "--native compares torchrun's own rendezvous; horovodrun has none: leave it out"
+        yield f"--native compares torchrun's own rendezvous; {CENTRAL.name} has none: leave it out"
     if options.restarts_given:
         yield (
-            "--restarts is for torchrun; horovodrun is not started again, because what it "
+            f"--restarts is for torchrun; {CENTRAL.name} is not started again, because what it "
             "trained is in its workers' memory: leave it out"
         )
 
@@ -192,7 +194,7 @@ def _faults_of_script(line: LaunchLine) -> Iterator[str]:
         yield f"{line.script}: there is no such file for torchrun to start"
         return
     program = line.command[0]
-    python = (program,) if line.is_module else interpreter_of(Path(shutil.which(program) or ""))
+    python = (program,) if line.program > 1 else interpreter_of(Path(shutil.which(program) or ""))
     script = None if "PYTHON_EXEC" in os.environ else line.script  # another Python runs it
     if python and (fault := script_fault(python, script, needs_torch=True)):
         yield fault
@@ -252,20 +254,20 @@ async def _ask_store(config: JobConfig) -> None:
         )
 
 
-def _find_launcher(command: Sequence[str]) -> LaunchLine | HorovodLine:
+def _find_launcher(command: Sequence[str]) -> LaunchLine:
     line = read_launch_line(command, os.environ)
     if shutil.which(command[0]) is None:
         raise ConfigError(
             f"{command[0]} is not found: activate the environment that it is installed in, "
             "or give its full path"
         )
-    if isinstance(line, HorovodLine):
+    if line.launcher.is_central:
         own_name = socket.gethostname()
         try:
             socket.gethostbyname(own_name)
         except OSError as error:
             raise ConfigError(
-                f"this machine's own name, {own_name}, has no address, which Horovod's workers "
-                f"need to meet: add a line '127.0.0.1 {own_name}' to /etc/hosts"
+                f"this machine's own name, {own_name}, has no address, which {CENTRAL.library}'s "
+                f"workers need to meet: add a line '127.0.0.1 {own_name}' to /etc/hosts"
             ) from error
     return line

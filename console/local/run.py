@@ -11,15 +11,14 @@ from pathlib import Path
 
 from agent.verdict.view import JobView
 from console.local.job_in_store import FollowedJob, Outages, RoundFollower, awaited
-from console.local.launch_line import HorovodLine, LaunchLine
 from console.local.node import LocalNode, StartGate, Ticket
 from console.local.payload import (
+    CentralLauncher,
     Ending,
     ExecHost,
-    Horovodrun,
     Payload,
     Torchrun,
-    horovod_status,
+    central_status,
     job_status,
 )
 from console.local.processes import free_ports
@@ -80,12 +79,11 @@ class LocalRun:
         self._ports: set[int] = set()
         self._interrupted = False
         self._given_up: str | None = None
-        line = settings.line
-        restarts = line.max_restarts if isinstance(line, LaunchLine) else None
-        self._worker_watch = WorkerWatch(timeline, rounds, restarts)
-        # A worker of horovodrun goes on from world to world.
-        prints = isinstance(line, LaunchLine)
-        printed = PrintedProgress(PrintedSteps(settings.step_pattern)) if prints else None
+        self._central = settings.line.launcher.is_central
+        self._worker_watch = WorkerWatch(timeline, rounds, settings.line.max_restarts)
+        # A worker of a central launcher goes on from world to world.
+        steps = PrintedSteps(settings.step_pattern)
+        printed = None if self._central else PrintedProgress(steps)
         self._steps = StepReader(printed, timeline)
 
     @property
@@ -123,15 +121,15 @@ class LocalRun:
             self.abandon()
         if self._given_up is not None:
             return EXIT_FAULT, self._given_up
-        if isinstance(self._settings.line, HorovodLine):
-            return horovod_status(self._launcher_ending())
+        if self._central:
+            return central_status(self._launcher_ending())
         return job_status(self.endings)
 
     async def _train(self, endpoints: str, tasks: asyncio.TaskGroup) -> None:
         if self._settings.native:
             (self._native_port,) = await self._free_ports(1)
         names = [f"node-{index}" for index in range(self._settings.nodes)]
-        if isinstance(self._settings.line, HorovodLine):
+        if self._central:
             names.insert(0, LAUNCHER)
         gate = StartGate(len(names))
         for name in names:
@@ -151,8 +149,7 @@ class LocalRun:
             self._timeline.record(
                 "event", event.action, event.target or "", never, had_effect=False
             )
-        horovod = isinstance(self._settings.line, HorovodLine)
-        if self._interrupted or self._given_up or horovod or self._has_failed():
+        if self._interrupted or self._given_up or self._central or self._has_failed():
             await self._close_gently()
 
     def interrupt(self) -> None:
@@ -196,7 +193,7 @@ class LocalRun:
             run_dir=self._run_root / f"{self._lives_begun}",
             c10d_port=self._native_port or c10d_port,
             http_port=http_port,
-            tunnel_port=tunnel_port if isinstance(self._settings.line, HorovodLine) else 0,
+            tunnel_port=tunnel_port if self._central else 0,
         )
         node = LocalNode(
             pod,
@@ -213,11 +210,10 @@ class LocalRun:
         self._lives[name] = tasks.create_task(self._live(node, endpoints, ticket), name=name)
 
     def _payload(self, name: str) -> Payload:
-        line = self._settings.line
-        if not isinstance(line, HorovodLine):
-            return Torchrun(self._settings, line, lambda: self.rounds.closing)
+        if not self._central:
+            return Torchrun(self._settings, lambda: self.rounds.closing)
         if name == LAUNCHER:
-            return Horovodrun(self._settings, line)
+            return CentralLauncher(self._settings)
         return ExecHost(self._settings)
 
     def _launcher_ending(self) -> Ending | None:
@@ -232,7 +228,7 @@ class LocalRun:
 
     def _is_over(self) -> bool:
         awaited = {event.target for event in self._pending if event.action == "cont"}
-        if isinstance(self._settings.line, HorovodLine):
+        if self._central:
             frozen = self.nodes[LAUNCHER].state == "stopped" and LAUNCHER not in awaited
             return frozen or self._launcher_ending() is not None
         if self._has_failed():

@@ -18,9 +18,8 @@ from typing import Literal
 
 import console
 from agent.job_config import StoreConfig
-from console.local.launch_line import HorovodLine, LaunchLine
+from console.local.launch_line import LaunchLine
 from console.local.processes import NODE_MARK, RUN_MARK
-from launcher_shim.horovod.line import NEEDED
 from launcher_shim.rundir import layout
 from rdzv.errors import ConfigError
 from rdzv.records.policy import JobPolicy, variables_of
@@ -31,7 +30,7 @@ from rdzv.store.access import Access
 MAX_NODES = 64
 
 LAUNCHER = "launcher"
-"""The node that horovodrun runs on."""
+"""The node that a central launcher runs on."""
 
 ACTIONS = {
     "add": "start a node, empty; without a name under the lowest that is free",
@@ -61,8 +60,8 @@ class LocalSettings:
     """Namespace of the job in the store."""
     job: str
     """Name of the job, also torch's run id."""
-    line: LaunchLine | HorovodLine
-    """The command of each node, or that of a horovodrun."""
+    line: LaunchLine
+    """The command of each node, or that of a central launcher."""
     nodes: int
     """Number of nodes at the start of the run."""
     policy: JobPolicy
@@ -163,22 +162,6 @@ def launcher_environment(
     return {**base, **delivered, "PYTHONPATH": _joined(str(run_dir / layout.MODULES), base)}
 
 
-def horovodrun_environment(settings: LocalSettings, node: str, run_dir: Path) -> dict[str, str]:
-    """Return the environment that horovodrun needs, and no more.
-
-    It puts all its variables on the command lines of its workers, which have the rest from their
-    own nodes.
-    """
-    kept = {name: value for name, value in os.environ.items() if NEEDED.match(name)}
-    return kept | {
-        RUN_MARK: settings.run,
-        NODE_MARK: node,
-        "MUSTER_RUN_DIR": str(run_dir),
-        "PATH": f"{run_dir / layout.REMOTE_SHELL}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
-        "PYTHONUNBUFFERED": "1",
-    }
-
-
 def native_delivery(settings: LocalSettings, port: int, *, is_host: bool) -> dict[str, str]:
     """Return torchrun's settings without Muster: torch's c10d rendezvous, at its best settings."""
     return {
@@ -267,7 +250,7 @@ def by_world(events: Iterable[Event]) -> list[list[Event]]:
 class Reach:
     """The nodes and worlds that a run can have; its events must fit in.
 
-    ``slots``: ranks per node. ``launcher``: a node of that name runs horovodrun.
+    ``slots``: ranks per node. ``launcher``: a node of that name runs a central one.
     """
 
     nodes: int
@@ -292,7 +275,7 @@ class Reach:
         if event.world_size > largest:
             return f"{none}: the largest has {largest}"
         if self.launcher:
-            return ""  # horovodrun may leave slots of a node empty
+            return ""  # a central launcher may leave slots of a node empty
         if event.world_size % self.slots:
             return f"{none}: a node has {self.slots}"
         size = event.world_size // self.slots

@@ -36,6 +36,7 @@ from controller.cluster.api import ClusterApi
 from injection.injection import Request, inject
 from injection.settings import TABLE
 from launcher_shim.exit_status import EXIT_DONE, EXIT_INTERRUPTED
+from launcher_shim.pod.launchers import CENTRAL
 from rdzv.errors import ClusterError, ConfigError
 from rdzv.sentences import counted
 
@@ -73,9 +74,9 @@ class NamedStore:
         130: "ended by Ctrl-C: the job goes on",
     },
     context_settings={"allow_interspersed_args": True, "show_default": True},
-    epilog="""\
-The pods are those of an Indexed Job; for horovodrun they are those of an MPIJob, if the cluster has
-this kind, else of a Job for the launcher and a StatefulSet for its workers.
+    epilog=f"""\
+The pods are those of an Indexed Job; for {CENTRAL.name} they are those of an MPIJob, if the
+cluster has this kind, else of a Job for the launcher and a StatefulSet for its workers.
 
 A command of one word with blanks is run by sh -c. It may use Arena's variables workers, minWorkers,
 maxWorkers and gpus.
@@ -86,7 +87,7 @@ Examples:
       --volume checkpoints:/checkpoints -- torchrun train.py
   muster submit digits --nodes 2:4 --from pod.yaml --dry-run
   muster submit --name=mnist --workers=2 --min-workers=1 --max-workers=3 \\
-      --image example.org/horovod:1.0 "horovodrun python train.py"
+      --image example.org/{CENTRAL.library.lower()}:1.0 "{CENTRAL.name} python train.py"
 """,
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="NAME -- COMMAND…")

@@ -29,6 +29,7 @@ from console.submit.manifest import MADE_BY, SUBMIT, WORKERS, state
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
 from launcher_shim.exit_status import EXIT_DONE
+from launcher_shim.pod.launchers import CENTRAL
 from rdzv.errors import ClusterError, ClusterRefused, ClusterUnavailable, ConfigError, JobNotFound
 from rdzv.sentences import counted
 from rdzv.settings import duration_s
@@ -84,6 +85,13 @@ Examples:
   muster delete digits
   muster delete digits --now --yes
 """,
+    help=f"""\
+Delete JOB: all ranks save the same step, then its pods go.
+
+It deletes what has made the pods: a Job, Deployment, StatefulSet, PyTorchJob, MPIJob, or bare
+pods. A Job is paused first, however long its save takes. Pods of other objects, and those of a
+{CENTRAL.name}, save within their grace.
+""",
 )
 @click.argument("job", metavar="JOB", shell_complete=job_names)
 @click.option("--now", is_flag=True, help="Don't save first: what was not saved is lost.")
@@ -100,12 +108,7 @@ Examples:
 )
 @through_the_api_server
 def delete(options: ClusterOptions, job: str, now: bool, timeout_text: str, yes: bool) -> int:
-    """Delete JOB: all ranks save the same step, then its pods go.
-
-    It deletes what has made the pods: a Job, Deployment, StatefulSet, PyTorchJob, MPIJob, or bare
-    pods. A Job is paused first, however long its save takes. Pods of other objects, and those of a
-    horovodrun, save within their grace.
-    """
+    """Delete a job; return the exit status."""
     try:
         timeout_s = duration_s(1, 86_400)(timeout_text)
     except ValueError as error:

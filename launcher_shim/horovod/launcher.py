@@ -24,9 +24,12 @@ from launcher_shim.horovod.line import (
     JobSize,
     arguments,
     environment,
+    local_arguments,
+    local_slots,
     read_options,
+    variables,
 )
-from launcher_shim.launcher import GivenSizes, Launcher
+from launcher_shim.launcher import GivenSizes, Launcher, LocalLine
 from launcher_shim.rundir import layout
 
 SCRIPT_BYTES = 4096
@@ -138,6 +141,11 @@ class HorovodLauncher(Launcher):
     has_rounds = False
     is_central = True
     prefix = r"\[(\d+)\]<(?:stdout|stderr)>:"
+    paused = (
+        "horovodrun and its workers wait in their pods, with what they trained in memory. They may"
+        " be deleted only if the script saves when it is asked to. horovodrun waits for"
+        " --elastic-timeout, a week unless you gave it another."
+    )
     waits_in = r"/horovod/[^/]+/(mpi_ops|functions)\.py$|/horovod/common/"
 
     def found_in(self, words: Sequence[str], at: int) -> int:
@@ -173,14 +181,31 @@ class HorovodLauncher(Launcher):
         made, said = arguments(words, discovery, interface, JobSize.of(delivered))
         command_bytes = sum(len(os.fsencode(word)) + 3 for word in given.command)
         # The PATH is the image's own: the programs beside this one are only for muster-run.
-        variables = environment(environ, run_dir, remote, command_bytes)
-        return [*started_lightly(own), *made], variables, said
+        kept = environment(environ, run_dir, remote, command_bytes)
+        return [*started_lightly(own), *made], kept, said
 
     def sizes(self, words: Sequence[str]) -> GivenSizes:
         """See ``Launcher``."""
         given = read_options(words)
         least = _count(given.value(LEAST)) or _count(given.value(PROCESSES))
         return GivenSizes(least, _count(given.value(MOST)), _count(given.value((SLOTS,))))
+
+    def local(self, words: Sequence[str], environ: Mapping[str, str]) -> LocalLine:
+        """See ``Launcher``."""
+        return LocalLine(local_slots(words))
+
+    def started_here(
+        self,
+        program: Sequence[str],
+        words: Sequence[str],
+        environ: Mapping[str, str],
+        run_dir: str,
+        counts: Sequence[int],
+    ) -> tuple[list[str], dict[str, str]]:
+        """See ``Launcher``: with the ssh that the sidecar delivered."""
+        made = local_arguments(words, os.path.join(run_dir, layout.DISCOVER_HOSTS), counts)
+        kept = variables(environ, run_dir, os.path.join(run_dir, layout.REMOTE_SHELL))
+        return [*started_lightly(program[0]), *program[1:], *made], kept
 
 
 def _count(text: str | None) -> int | None:

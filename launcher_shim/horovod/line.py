@@ -73,6 +73,16 @@ _WITH_VALUE = (
     *("--thread-affinity", "--gloo-timeout-seconds", "--log-level"),
     *(*PROCESSES, *LEAST, *MOST, *INTERFACE, DISCOVERY, SLOTS),
 )
+_COUNTS = "the number of processes follows from --nodes, --min, --max and --slots-per-host"
+_LOOPBACK = "all nodes are on this machine's loopback; leave it out"
+_REFUSED_HERE = {
+    **REFUSED,
+    **dict.fromkeys((*PROCESSES, *LEAST, *MOST), _COUNTS),
+    DISCOVERY: _HOSTS,
+    **dict.fromkeys(INTERFACE, _LOOPBACK),
+}
+# On one machine a newcomer's imports are cached, so a loss need not stop the others for long.
+_DEFAULTS_HERE = {**DEFAULTS, GLOO_TIMEOUT: ("30",)}
 _OPTIONS = frozenset((*REFUSED, *FLAGS, *_WITH_VALUE, *_WITH_TWO_VALUES))
 
 
@@ -138,7 +148,6 @@ NEEDED = re.compile(
 )
 """The variables that horovodrun needs, or has to hand on to its workers. It puts all of its
 environment on command lines, so it gets no others: each pod has its own."""
-_NEEDED_TOO = ("MUSTER_RUN_DIR",)
 
 LINE_MAX_BYTES = 128 * 1024
 """Maximum length of an argument in Linux: a worker's command is one, with all variables in it."""
@@ -246,21 +255,58 @@ def _count(given: GivenOptions, names: Sequence[str]) -> int | None:
     return int(text)
 
 
-def environment(
-    environ: Mapping[str, str], run_dir: str, remote: str, command_bytes: int
-) -> dict[str, str]:
-    """Return horovodrun's variables; raises ``LineError`` if they do not fit into a command.
+def local_slots(words: Sequence[str]) -> int:
+    """Return the processes of each node of ``muster local``; raises ``LineError``."""
+    slots = 1
+    for name, value, _ in read_options(words).options:
+        if name in _REFUSED_HERE:
+            raise LineError(
+                f"horovodrun's {name} cannot be given here: {_REFUSED_HERE[name]}; see"
+                " docs/local.md#horovodrun"
+            )
+        if name == SLOTS:
+            if not re.fullmatch(r"[1-9]\d{0,3}", value or "", re.ASCII):
+                raise LineError(
+                    f"--slots-per-host {value}: give a number, "
+                    "because the sidecar registers that many slots"
+                )
+            slots = int(value or "")
+    return slots
+
+
+def local_arguments(words: Sequence[str], discovery: str, counts: Sequence[int]) -> list[str]:
+    """Return horovodrun's arguments for ``muster local``; ``discovery`` is the script."""
+    names, (start, least, most) = read_options(words).names(), counts
+    options = {
+        "-np": (f"{start}",),
+        "--min-np": (f"{least}",),
+        "--max-np": (f"{most}",),
+        "--network-interface": ("lo",),
+        DISCOVERY: (discovery,),
+        **{name: values for name, values in _DEFAULTS_HERE.items() if name not in names},
+    }
+    return [*(word for name, values in options.items() for word in (name, *values)), *words]
+
+
+def variables(environ: Mapping[str, str], run_dir: str, remote: str) -> dict[str, str]:
+    """Return the variables that horovodrun gets, and no more.
 
     ``remote`` is the folder of the program in the place of ssh. Variables that an operator has set
     for its own start, such as ``OMPI_MCA_plm_rsh_agent``, are left out.
     """
-    kept = {
-        name: value for name, value in environ.items() if NEEDED.match(name) or name in _NEEDED_TOO
+    return {
+        **{name: value for name, value in environ.items() if NEEDED.match(name)},
+        "PATH": ":".join(filter(None, (remote, environ.get("PATH")))),
+        "MUSTER_RUN_DIR": run_dir,
+        "PYTHONUNBUFFERED": "1",
     }
-    before = environ.get("PATH")
-    kept["PATH"] = ":".join(filter(None, (remote, before)))
-    kept["MUSTER_RUN_DIR"] = run_dir
-    kept["PYTHONUNBUFFERED"] = "1"
+
+
+def environment(
+    environ: Mapping[str, str], run_dir: str, remote: str, command_bytes: int
+) -> dict[str, str]:
+    """Return the variables; raises ``LineError`` if they do not fit into a command."""
+    kept = variables(environ, run_dir, remote)
     sizes = {name: _in_line(name, value) for name, value in kept.items()}
     whole = sum(sizes.values()) + command_bytes + LINE_OWN_BYTES
     if whole > LINE_MAX_BYTES:

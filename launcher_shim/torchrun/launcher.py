@@ -13,7 +13,7 @@ import os
 import re
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from launcher_shim.launcher import Launcher
+from launcher_shim.launcher import Launcher, LocalLine
 
 LOOPBACK = ("localhost", "127.0.0.1")
 
@@ -199,6 +199,18 @@ _LEFT_OUT = {
     "standalone": "this pod trains with the others of its job",
 }
 
+_REFUSED_HERE = {
+    "nnodes": "the number of nodes is set by --min and --max of muster local",
+    "standalone": "it trains on one node alone; leave it out, and each node has its own torchrun",
+    "node-rank": "ranks come from the rendezvous and change with the membership; leave it out",
+    "master-addr": "each round has its own master, chosen by the rendezvous; leave it out",
+    "master-port": "each round has its own master, chosen by the rendezvous; leave it out",
+    "rdzv-id": "the run is named by --job of muster local",
+    "rdzv-backend": "the sidecar beside each torchrun serves the rendezvous; leave it out",
+    "rdzv-endpoint": "the sidecar beside each torchrun serves the rendezvous; leave it out",
+    "rdzv-conf": "the sidecar delivers torchrun's rendezvous settings; leave it out",
+}
+
 
 def keeps_flags(environ: Mapping[str, str]) -> bool:
     """Read whether a launcher keeps options of its own; raises ``ValueError`` with one sentence."""
@@ -351,6 +363,31 @@ class TorchrunLauncher(Launcher):
         elif os.path.basename(program[-1]) in _ACCELERATE:
             return None
         return given_options(words, environ, _REPORTED)
+
+    def local(self, words: Sequence[str], environ: Mapping[str, str]) -> LocalLine:
+        """See ``Launcher``: its variables count where its arguments do not say."""
+        line = read_line(words)
+        options = line.values()
+        for name in options:
+            if name in _REFUSED_HERE:
+                raise ValueError(
+                    f"torchrun's --{name} cannot be given here: {_REFUSED_HERE[name]}; see"
+                    " docs/local.md#what-happens-to-nodes"
+                )
+        shown, slots = "--nproc-per-node", options.get("nproc-per-node")
+        if slots is None:
+            shown = VARIABLES["nproc-per-node"]
+            slots = environ.get(shown, "1")
+        if not re.fullmatch(r"[1-9]\d*", slots):
+            raise ValueError(
+                f"{shown}={slots}: give a number, because the sidecar registers that many slots"
+            )
+        if line.script == ():
+            raise ValueError("no training script: say which, as in -- torchrun train.py")
+        limit = options.get("max-restarts", environ.get(RESTARTS, ""))
+        is_file = line.script is not None and not options.keys() & {"module", "no-python"}
+        script = line.script[0] if line.script and is_file else None
+        return LocalLine(int(slots), int(limit) if re.fullmatch(r"\d+", limit) else None, script)
 
 
 TORCHRUN = TorchrunLauncher()

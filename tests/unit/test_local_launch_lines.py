@@ -18,21 +18,40 @@ from random import Random
 import pytest
 
 import console
-from console.local.launch_line import HorovodLine, LaunchLine, read_launch_line
+from console.local.launch_line import read_launch_line
 from console.local.node import start_nothing_again
-from console.local.payload import Ending, after_horovodrun, horovod_status, last_words
+from console.local.payload import CentralLauncher, Ending, central_status, last_words
 from console.local.processes import NODE_MARK, RUN_MARK, end_all, free_ports, marked, send_to_all
-from console.local.settings import LocalSettings, horovodrun_environment, read_delivery
+from console.local.settings import LocalSettings, read_delivery
 from console.local.timeline import Progress, Worlds
 from launcher_shim.pod.ranks import restart_steps
 from rdzv.errors import ConfigError
 from rdzv.records.policy import JobPolicy
 
 
-def line_of(command: str) -> HorovodLine:
+def central(command: str, nodes: int = 1, least: int = 1, most: int = 1) -> CentralLauncher:
     line = read_launch_line(command.split(), {})
-    assert isinstance(line, HorovodLine)
-    return line
+    assert line.launcher.is_central
+    return CentralLauncher(
+        LocalSettings(
+            run="r",
+            namespace="n",
+            job="j",
+            line=line,
+            nodes=nodes,
+            policy=JobPolicy(least, most, gather_s=2.0),
+            restarts=0,
+            lease_ttl_s=10,
+            grace_s=30,
+            checkpoints=Path("/c"),
+            access=None,
+            native=False,
+        )
+    )
+
+
+def started(launcher: CentralLauncher) -> tuple[str, ...]:
+    return launcher.prepare("launcher", "uid", Path("/run"), 0).command
 
 
 def options_of(command: tuple[str, ...]) -> dict[str, str]:
@@ -79,7 +98,6 @@ def test_the_users_restart_budget_is_read_from_the_command_or_its_variable(
     command: str, restarts: int
 ) -> None:
     line = read_launch_line(command.split(), {"PET_MAX_RESTARTS": "2"})
-    assert isinstance(line, LaunchLine)
     assert line.max_restarts == restarts
 
 
@@ -95,17 +113,16 @@ def test_the_users_restart_budget_is_read_from_the_command_or_its_variable(
     ],
 )
 def test_what_horovodrun_is_given_stays_as_it_is(command: str, slots: int, program: int) -> None:
-    line, words = line_of(command), tuple(command.split())
-    assert (line.slots, line.command) == (slots, words)
-    full = line.full_command(Path("/run/x.sh"), nodes=2, min_nodes=1, max_nodes=3)
-    assert full[:program] == words[:program]
+    line, words = read_launch_line(command.split(), {}), tuple(command.split())
+    assert (line.slots, line.command, line.program) == (slots, words, program)
+    full = started(central(command, 2, 1, 3))
+    assert full[0].endswith(words[0])
+    assert full[1:program] == words[1:program]
     assert full[len(full) - len(words) + program :] == words[program:]
 
 
 def test_what_horovodrun_must_be_told_is_added() -> None:
-    line = line_of("horovodrun --slots-per-host 2 python train.py")
-    full = line.full_command(Path("/run/discover_hosts.sh"), nodes=2, min_nodes=1, max_nodes=3)
-    told = options_of(full)
+    told = options_of(started(central("horovodrun --slots-per-host 2 python train.py", 2, 1, 3)))
     assert (told["-np"], told["--min-np"], told["--max-np"]) == ("4", "2", "6")
     assert told["--network-interface"] == "lo"
     assert told["--host-discovery-script"] == "/run/discover_hosts.sh"
@@ -114,14 +131,12 @@ def test_what_horovodrun_must_be_told_is_added() -> None:
 
 @pytest.mark.parametrize(("nodes", "start"), [(1, "2"), (3, "3"), (9, "4")])
 def test_the_start_is_within_min_and_max(nodes: int, start: str) -> None:
-    full = line_of("horovodrun t").full_command(Path("/d"), nodes=nodes, min_nodes=2, max_nodes=4)
-    assert options_of(full)["-np"] == start
+    assert options_of(started(central("horovodrun t", nodes, 2, 4)))["-np"] == start
 
 
 def test_what_the_user_says_of_times_is_not_said_again() -> None:
     words = "--gloo-timeout-s 9 --elastic-timeout=5 --blacklist-cooldown-range 1 2"
-    line = line_of(f"horovodrun {words} python train.py")
-    full = line.full_command(Path("/d"), nodes=1, min_nodes=1, max_nodes=1)
+    full = started(central(f"horovodrun {words} python train.py"))
     assert full[11:] == (*words.split(), "python", "train.py")
 
 
@@ -182,11 +197,13 @@ def test_what_is_refused_says_why_and_what_to_do_instead(command: str, sentence:
     ],
 )
 def test_the_jobs_status_is_horovodruns(ending: Ending | None, status: int) -> None:
-    assert horovod_status(ending)[0] == status
+    assert central_status(ending)[0] == status
 
 
 def test_horovodrun_is_never_started_again() -> None:
-    assert [after_horovodrun(status)[0] for status in (0, 1, 137)] == ["done", "failed", "failed"]
+    launcher = central("horovodrun t")
+    ends = [launcher.after("launcher", status, 0)[0] for status in (0, 1, 137)]
+    assert ends == ["done", "failed", "failed"]
 
 
 def test_a_rank_0_that_goes_on_in_a_world_of_another_size_begins_one() -> None:
@@ -222,21 +239,7 @@ def test_horovodrun_is_given_what_it_needs_and_no_secret(monkeypatch: pytest.Mon
         "HOMELY": "y",
     }.items():
         monkeypatch.setenv(name, value)
-    settings = LocalSettings(
-        run="r",
-        namespace="n",
-        job="j",
-        line=line_of("horovodrun t"),
-        nodes=1,
-        policy=JobPolicy(1, 1, gather_s=2.0),
-        restarts=0,
-        lease_ttl_s=10,
-        grace_s=30,
-        checkpoints=Path("/c"),
-        access=None,
-        native=False,
-    )
-    given = horovodrun_environment(settings, "launcher", Path("/run"))
+    given = central("horovodrun t").prepare("launcher", "uid", Path("/run"), 0).environment
     assert given == {
         **kept,
         "PATH": "/run/remote-shell:/bin",

@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from console.local.launch_line import read_horovod_line
-from console.local.payload import ExecHost, Horovodrun, Payload
+from console.local.launch_line import read_launch_line
+from console.local.payload import CentralLauncher, ExecHost, Payload
 from console.local.processes import NODE_MARK, RUN_MARK, children
 from console.local.settings import LAUNCHER, LocalSettings
 from launcher_shim.exit_status import EXIT_DONE
@@ -71,12 +71,11 @@ class HorovodCluster(Pods):
             *("horovodrun", "--gloo-timeout-seconds", str(gloo_timeout_s)),
             *("--slots-per-host", str(slots), "python", str(SCRIPT)),
         ]
-        self._line = read_horovod_line(words, 1)
         settings = LocalSettings(
             run=run,
             namespace="drills",
             job=f"job-{run[:8]}",
-            line=self._line,
+            line=read_launch_line(words, {}),
             nodes=nodes,
             policy=JobPolicy(least, most, gather_s=2.0),
             restarts=0,
@@ -128,7 +127,7 @@ class HorovodCluster(Pods):
 
     def _payload(self, name: str) -> Payload:
         if name == LAUNCHER:
-            return Horovodrun(self.settings, self._line)
+            return CentralLauncher(self.settings)
         return ExecHost(self.settings)
 
     def finish(self, *names: str) -> None:
@@ -258,7 +257,7 @@ class HorovodCluster(Pods):
     def until_world(self, *names: str) -> None:
         """Wait until exactly these nodes, in their present lives, make steps together."""
         wanted = {token(self.nodes[name]) for name in names}
-        slots = self._line.slots
+        slots = self.settings.line.slots
 
         def formed() -> bool:
             world = self.world()
