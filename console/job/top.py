@@ -52,7 +52,7 @@ _LEVELS: dict[str, Level] = {"failed": "fault", "lost": "fault", "quarantine": "
 REDRAW_S = 1.0
 """Interval at which ages are drawn anew."""
 
-IN_A_CLUSTER = "console.remote.get:in_the_cluster"
+IN_A_CLUSTER = "console.remote.get:top_in_the_cluster"
 
 
 @dataclass(frozen=True, slots=True)

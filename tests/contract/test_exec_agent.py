@@ -74,10 +74,10 @@ def command(*argv: str, local_rank: int = 0, host: str = HOST, **environ: str) -
 
 
 CONSTANTS = {
-    "MARGIN_S": "frames.py",
-    "LEASE_TTL_S": "frames.py",
-    "ABANDONED_GRACE_S": "frames.py",
-    "TERM_GRACE_S": "session.py",
+    "MARGIN_S": "rundir/exec_frames.py",
+    "LEASE_TTL_S": "rundir/exec_frames.py",
+    "ABANDONED_GRACE_S": "rundir/exec_frames.py",
+    "TERM_GRACE_S": "horovod/exec/session.py",
 }
 """What a test may set in the programs of both containers, and the module where it stands."""
 
@@ -92,9 +92,9 @@ class Pods:
         self.run_dir = self.workers / HOST
         self.run_dir.mkdir(parents=True)
         copy_exec(directory)
-        room = directory / "python" / "launcher_shim" / "horovod" / "exec"
+        shim = directory / "python" / "launcher_shim"
         for name, value in constants.items():
-            set_constant(room / CONSTANTS[name], name, value)
+            set_constant(shim / CONSTANTS[name], name, value)
         (directory / "bin").mkdir()
         (directory / "bin" / "python3").symlink_to(python)
         self._python = python
