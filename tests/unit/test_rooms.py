@@ -78,8 +78,10 @@ LONGER = {"rdzv/drain/decision.py"}
 FUNCTION_LINES_MAX = 70
 
 FILES_MAX = 346
-ONE_IMPORTER_MAX = 60
+ONE_IMPORTER_MAX = 59
 """Parts of their importers; the assembly of a process has the most of them."""
+OF_A_LAUNCHER = "launcher_shim.horovod."
+"""The folder of a launcher, which nothing but the launchers' rows imports."""
 
 
 def test_no_file_is_too_long_to_read_at_once() -> None:
@@ -104,7 +106,8 @@ def test_the_files_do_not_become_more_and_smaller() -> None:
     for name, targets in arrows().items():
         for target in targets:
             importers.setdefault(target, set()).add(name)
-    alone = [name for name, of in importers.items() if len(of) == 1 and name not in ROOMS]
+    alone = {name for name, of in importers.items() if len(of) == 1} - {*ROOMS}
+    alone = {name for name in alone if not name.startswith(OF_A_LAUNCHER)}
     assert len(alone) <= ONE_IMPORTER_MAX
 
 
