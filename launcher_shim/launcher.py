@@ -53,9 +53,9 @@ class Launcher:
     """Whether there is one for the whole job, in a pod without slots, that reads the host list and
     starts its workers in the other pods. Its ranks are in step at their own commits: one saves for
     all."""
-    prefix = ""
+    prefix = "(?!)"
     """A regular expression for what a central launcher puts before a line of a worker: its group is
-    the rank that the worker had when it was started."""
+    the rank that the worker had when it was started. By default there is no such line."""
     paused = ""
     """The sentences on a paused job of a central launcher in the help of ``muster pause``."""
     waits_in = ""

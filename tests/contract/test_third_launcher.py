@@ -50,6 +50,10 @@ MUSTER = ("-P", "-c", TOY + "from console.main import main\nmain()")
 MUSTER_RUN = ("-P", "-c", TOY + "from launcher_shim.pod.run import main\nsys.exit(main())")
 FIRST = f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(Path.cwd())!r})\n{TOY}"
 FIRST += "from launcher_shim.pod.launchers import main\nsys.exit(main())\n"
+MANIFEST = """\
+{apiVersion: batch/v1, kind: Job, metadata: {name: digits}, spec: {template: {spec: {
+  containers: [{name: main, image: toy, command: [toyrun, script]}]}}}}
+"""
 KEYS = JobKeys("default", "digits")
 WORKER = Member("w", "uid-w", 9, "127.0.0.1", "", "worker", 1, 1, 2)
 
@@ -121,3 +125,16 @@ async def test_a_third_launcher_is_started_served_named_and_drained(tmp_path: Pa
                 if process is not None and process.returncode is None:
                     process.kill()
                     await process.communicate()
+
+
+async def test_a_third_launcher_is_named_by_inject_and_checked_by_local(tmp_path: Path) -> None:
+    image = await asyncio.to_thread(put, tmp_path / "image", PROGRAM)
+    manifest = tmp_path / "job.yaml"
+    await asyncio.to_thread(manifest.write_text, MANIFEST)
+    store = ("--etcd-endpoints", "etcd:2379", "--image", "muster-sidecar")
+    role = ("--horovod", "launcher", "--min", "1", "--max", "2")
+    injected = await ended(("inject", str(manifest), *role, *store), {}, MUSTER)
+    assert "container main: the toyrun in it gets Muster's host list" in injected.err, injected
+    environ = {"PATH": f"{image}:/usr/bin:/bin"}
+    local = await ended(("local", "--compare", "--", "toyrun", "script"), environ, MUSTER)
+    assert "toyrun does not train without hosts" in local.err, local
