@@ -134,7 +134,6 @@ class HorovodLauncher(Launcher):
     folder = "horovod"
     agent = "horovod/exec"
     modules = ("horovod.runner.launch",)
-    nested = "HOROVOD_RANK"
     has_rounds = False
     is_central = True
     waits_in = r"/horovod/[^/]+/(mpi_ops|functions)\.py$|/horovod/common/"
