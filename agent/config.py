@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from agent.job_config import JobConfig, StoreConfig
+from launcher_shim.pod.launchers import CENTRAL
 from launcher_shim.pod.ranks import DEFAULT_STEPS, MAX_STEPS
 from rdzv import settings as texts
 from rdzv.dataclass import dataclass
@@ -162,9 +163,9 @@ class Config(JobConfig):
             texts.port,
             "0",
             "PORT",
-            "Port, on the address of this member, at which the sidecar of a Horovod worker takes"
-            " its launcher's commands, by mutual TLS; set it in the launcher's pod too. 9401 is"
-            " what muster inject gives; 0: no tunnel, as for torchrun.",
+            f"Port, on the address of this member, at which the sidecar of a {CENTRAL.library}"
+            " worker takes its launcher's commands, by mutual TLS; set it in the launcher's pod"
+            " too. 9401 is what muster inject gives; 0: no tunnel, as for torchrun.",
         )
     )
     lease_ttl_s: int = field(

@@ -12,6 +12,7 @@ from functools import cache, partial
 from agent.rundir.files import RunDir
 from launcher_shim import hosts
 from launcher_shim.hosts import Host, token_of
+from launcher_shim.pod.launchers import CENTRAL
 from launcher_shim.rundir import layout
 from rdzv.drain.standing import is_withdrawn
 from rdzv.reconcile import Kernel, Outlook, Reconciler, first_of
@@ -32,7 +33,7 @@ class HostDelivery(Reconciler):
     """The delivery of the host list: rendered at each change, and renamed into place.
 
     ``delivered`` is set once there is a list. ``held`` returns the generation that the member is
-    in: hosts of another one are not for its launcher. ``nudges``: whether a horovodrun reads the
+    in: hosts of another one are not for its launcher. ``nudges``: whether a launcher reads the
     list, so that a missed change is repeated.
 
     Until it has ``joined``, as ``registered`` says, it delivers the former list without hosts that
@@ -136,7 +137,7 @@ class HostDelivery(Reconciler):
     def _decide(self, snapshot: Snapshot) -> None:
         current = self._client.membership.listing()
         if current.standby:
-            # Only horovodrun knows which workers run where, and the list that it was given last
+            # Only the launcher knows which workers run where, and the list that it was given last
             # stands in for that: nothing in the store does, unlike a round and its nodes for
             # torchrun.
             able, room = (*current.listed, *current.standby), len(current.listed)
@@ -164,9 +165,10 @@ class HostDelivery(Reconciler):
         if self._list.kept and self._list.kept != before.kept:
             log.warning(
                 "every host goes at once: %s stays on the list until another has been on it for"
-                " %g s, so that Horovod can hand the training state over",
+                " %g s, so that %s can hand the training state over",
                 self._list.kept,
                 hosts.SETTLE_S,
+                CENTRAL.library,
                 extra={"event": "overlap"},
             )
         if self._nudges:

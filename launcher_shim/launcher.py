@@ -45,8 +45,6 @@ class Launcher:
     """The module of ``launcher_shim`` that runs in the place of its program."""
     modules: Tuple[str, ...] = ()
     """The modules by which ``python -m`` starts it, the usual one first."""
-    nested = ""
-    """A variable that only its workers have: a launcher below one is its own affair."""
     has_rounds = True
     """Whether it asks its pod's sidecar for rounds."""
     is_central = False

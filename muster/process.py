@@ -21,6 +21,11 @@ from typing import Callable, Iterator, List, Mapping, NamedTuple, Optional, Tupl
 log = logging.getLogger(__name__)
 
 HOROVODS = ("horovod.torch", "horovod.tensorflow", "horovod.tensorflow.keras", "horovod.keras")
+CENTRAL_RANK, CENTRAL_LOCAL_RANK = "HOROVOD_RANK", "HOROVOD_LOCAL_RANK"
+CENTRAL_DRIVER = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
+"""Variables of a rank of a launcher that is one for the whole job: all ranks share its driver."""
+CENTRAL_WAITS = r"/horovod/[^/]+/(mpi_ops|functions)\.py$|/horovod/common/"
+"""A regular expression for the files in which such ranks wait for each other."""
 
 DEPTH_MAX = 32
 OWN = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "RANK")

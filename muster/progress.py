@@ -68,7 +68,7 @@ class ProgressFile:
         self._pid = os.getpid()
         self._forks = process.forks
         self._started = began("self") or 0
-        self._of_horovod = "HOROVOD_RANK" in environ
+        self._changes_rank = process.CENTRAL_RANK in environ
         self._foreign = False
         self._lines = 0
         self._cursors = CursorFile(directory, rank.local_rank, self._pid, self._started)
@@ -231,9 +231,9 @@ class ProgressFile:
         """Return whether ``owner``, which lives, is the rank, and this process is not.
 
         Of two with one round and local rank the older one is: the other one has inherited its
-        environment. Horovod gives processes that live other ranks.
+        environment. A central launcher gives processes that live other ranks.
         """
-        if owner.pid == self._pid or self._of_horovod:
+        if owner.pid == self._pid or self._changes_rank:
             return False
         older = (owner.started, owner.pid) < (self._started, self._pid)
         if self.rank.of_torchrun:
@@ -365,13 +365,13 @@ def own_file() -> Optional[ProgressFile]:
 
 
 def _be(rank: int, world_size: int) -> None:
-    """Let this process report as this rank of Horovod's from now on."""
+    """Let this process report as this rank from now on: that of a central launcher changes."""
     global _file
     file = own_file()
     if file is not None and (file.rank.rank, file.rank.world_size) != (rank, world_size):
-        local_rank = os.environ.get("HOROVOD_LOCAL_RANK", "0")
+        local_rank = os.environ.get(process.CENTRAL_LOCAL_RANK, "0")
         place = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": local_rank}
-        place["HOROVOD_RANK"] = str(rank)  # horovodrun gives it, but not every launcher
+        place[process.CENTRAL_RANK] = str(rank)  # not every launcher gives it
         file.close()
         _file = ProgressFile(file.directory, {**os.environ, **place})
         # A reset makes the process another rank, but what it has saved stays saved.
@@ -382,8 +382,8 @@ def report_step(step: int, rank: Optional[int] = None, world_size: Optional[int]
     """Report that this rank is at ``step``; call it at each step boundary.
 
     Takes a few microseconds. It does nothing without ``MUSTER_RUN_DIR`` (no sidecar), and within
-    ``muster.drain()``, which reports the steps itself. Under Horovod give ``hvd.rank()`` and
-    ``hvd.size()``, which change while a process lives; torchrun gives them in the environment.
+    ``muster.drain()``, which reports the steps itself. torchrun gives rank and world size in the
+    environment; give those that change while a process lives: ``hvd.rank()`` and ``hvd.size()``.
     """
     step = index(step)  # raises TypeError without a sidecar, too
     if rank is not None and world_size is not None:

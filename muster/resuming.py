@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Callable, Mapping, Optional
 
 from muster.gate import own_gate
-from muster.process import RankIdentity, refuse
+from muster.process import CENTRAL_DRIVER, RankIdentity, refuse
 from muster.progress import own_file
 from muster.saved_steps import CommittedStep
 
@@ -211,11 +211,10 @@ def life_of(tag: str) -> str:
 
 
 def unconfirmed_tag(rank: RankIdentity, environ: Mapping[str, str]) -> str:
-    """Return a tag for a world of an unknown round, such as Horovod's: all ranks share a driver."""
+    """Return a tag for a world of an unknown round; ranks of a central launcher share a driver."""
     if rank.of_torchrun:
         return _tag(0, 0, environ.get("TORCHELASTIC_RUN_ID", ""), rank.master)
-    address = environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR", "")
-    port = environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT", "")
+    address, port = (environ.get(name, "") for name in CENTRAL_DRIVER)
     return _tag(0, 0, "", "%s:%s" % (address, port)) if port else ALONE
 
 

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from muster import saved_steps
 from muster.orders import ShardOrder
-from muster.process import RankIdentity, refuse
+from muster.process import CENTRAL_LOCAL_RANK, RankIdentity, refuse
 from muster.resuming import last_commit, started_from
 from muster.shard_log import Save, Shard, ShardLine, ShardLog
 
@@ -355,7 +355,7 @@ def _begin(
         "master": "" if world else rank.master,
         "world": world,
         "ranks": count,
-        "local_rank": int(os.environ.get("HOROVOD_LOCAL_RANK", rank.local_rank)),
+        "local_rank": int(os.environ.get(CENTRAL_LOCAL_RANK, rank.local_rank)),
         "size": order.size,
         "shard_size": order.shard_size,
         "seed": order.seed,

@@ -21,7 +21,7 @@ from contextlib import suppress
 from random import Random
 from typing import IO, Callable, Deque, Dict, Optional
 
-from muster.process import began, leave_at_exit, master_of
+from muster.process import CENTRAL_WAITS, began, leave_at_exit, master_of
 from muster.saved_steps import NOT_PLAIN
 
 DIRECTORY_NAME = "progress"
@@ -40,7 +40,7 @@ PYTHONS = re.compile(r"/lib(64)?/python3[^/]*/(?!site-packages|dist-packages)|^<
 COLLECTIVES = re.compile(
     r"/torch/distributed/(?!checkpoint/)|/torch/nn/parallel/distributed\.py$"
     r"|/torch/autograd/(graph|__init__)\.py$|/torch/cuda/(__init__|streams)\.py$"
-    r"|/horovod/[^/]+/(mpi_ops|functions)\.py$|/horovod/common/"
+    r"|" + CENTRAL_WAITS
 )
 """As in ``agent.stuck``."""
 

@@ -13,7 +13,6 @@ import errno
 import logging
 import socket
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict
 from functools import partial
 
 from launcher_shim.c10d.agent import TorchAgent
@@ -40,7 +39,6 @@ from rdzv.members.registrar import Registrar
 from rdzv.reconcile import Kernel, first_of
 from rdzv.records.quarantine import TERMS, Terms
 from rdzv.sentences import named
-from rdzv.snapshot import Snapshot
 
 _logger = logging.getLogger(__name__)
 
@@ -234,7 +232,6 @@ class Endpoint:
         self._registrar = registrar
         self._wanted_port = port
         self._unix_path = unix_path
-        self._made: tuple[Snapshot, RoundPolicy] | None = None
         self._calls = partial(RoundPolicy, last_call_s=last_call_s, first_call_s=first_call_s)
         self._opened = 0
         self._tasks: asyncio.TaskGroup
@@ -367,21 +364,6 @@ class Endpoint:
             registrar=self._registrar,
             quarantining=self._quarantining,
             masters=self._masters,
-            policy=self._policy,
+            calls=self._calls,
             tasks=self._tasks,
         )
-
-    def _policy(self) -> RoundPolicy:
-        snapshot, identity = self._client.membership.snapshot(), self._registrar.identity
-        if self._made is not None and self._made[0] is snapshot:
-            return self._made[1]
-        if (rules := snapshot.rules) is None:
-            return self._calls(identity.policy.min_nodes, identity.policy.max_nodes)
-        policy = self._calls(
-            **asdict(rules.policy),
-            desired=rules.expected,
-            paused=rules.paused,
-            shrinks=snapshot.all_know_sizes,
-        )
-        self._made = snapshot, policy
-        return policy

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from operator import is_not
 
@@ -30,6 +30,7 @@ from rdzv.errors import WireError
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.reconcile import Kernel, Loop, Outlook, first_of
+from rdzv.snapshot import Snapshot
 from rdzv.store import WatchEvent
 
 log = logging.getLogger(__name__)
@@ -109,7 +110,8 @@ class Run:
 class Generation:
     """The runs of generation ``number`` that are followed or served.
 
-    ``policy`` must be cheap. The runs' own work is done in ``tasks``.
+    ``calls`` makes a policy with this sidecar's first and last call. The runs' own work is done in
+    ``tasks``.
     """
 
     def __init__(
@@ -120,7 +122,7 @@ class Generation:
         registrar: Registrar,
         quarantining: Quarantining,
         masters: KeptMasters,
-        policy: Callable[[], RoundPolicy],
+        calls: Callable[..., RoundPolicy],
         tasks: asyncio.TaskGroup,
     ) -> None:
         self.number = number
@@ -130,7 +132,8 @@ class Generation:
         self._registrar = registrar
         self._quarantining = quarantining
         self._masters = masters
-        self._policy = policy
+        self._calls = calls
+        self._made: tuple[Snapshot, RoundPolicy] | None = None
         self._since_s = kernel.clock()
         self._tasks = tasks
         self._keys = client.keys.in_generation(number)
@@ -222,6 +225,21 @@ class Generation:
         work = {"rendezvous": rendezvous.run(), "rounds": past.run()}
         tasks = [self._tasks.create_task(one, name=f"{part} {name}") for part, one in work.items()]
         return Run(kv, rendezvous, members, self._masters, tasks)
+
+    def _policy(self) -> RoundPolicy:
+        snapshot, launched = self._client.membership.snapshot(), self._registrar.identity.policy
+        if self._made is not None and self._made[0] is snapshot:
+            return self._made[1]
+        if (rules := snapshot.rules) is None:
+            return self._calls(launched.min_nodes, launched.max_nodes)
+        policy = self._calls(
+            **asdict(rules.policy),
+            desired=rules.expected,
+            paused=rules.paused,
+            shrinks=snapshot.all_know_sizes,
+        )
+        self._made = snapshot, policy
+        return policy
 
     def _fenced_name(self) -> str | None:
         return self._member if self._registrar.fenced else None

@@ -137,7 +137,6 @@ class HorovodLauncher(Launcher):
     folder = "horovod"
     agent = "horovod/exec"
     modules = ("horovod.runner.launch",)
-    nested = "HOROVOD_RANK"
     has_rounds = False
     is_central = True
     prefix = r"\[(\d+)\]<(?:stdout|stderr)>:"

@@ -18,7 +18,7 @@ from typing import Deque, List, NamedTuple, Optional, Tuple
 from launcher_shim.rundir import layout
 
 START = 1
-"""To the agent, numbered: the shell text that horovodrun made."""
+"""To the agent, numbered: the shell text that the launcher made."""
 STDOUT = 3
 STDERR = 4
 EXIT = 5

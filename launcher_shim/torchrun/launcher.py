@@ -338,7 +338,6 @@ class TorchrunLauncher(Launcher):
     folder = "torchrun"
     program = "pod.torchrun"
     modules = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
-    nested = NESTED[0]
     waits_in = (
         r"/torch/distributed/(?!checkpoint/)|/torch/nn/parallel/distributed\.py$"
         r"|/torch/autograd/(graph|__init__)\.py$|/torch/cuda/(__init__|streams)\.py$"

@@ -115,7 +115,7 @@ def note(environ: Mapping[str, str], why: str) -> None:
 
     It is one file for each local rank. The log has it where there is no such folder.
     """
-    rank = environ.get("LOCAL_RANK") or environ.get("HOROVOD_LOCAL_RANK", "")
+    rank = next(filter(None, map(environ.get, wire.LOCAL_RANKS)), "")
     name = os.path.basename(rank) or ALL
     path = os.path.join(environ.get("MUSTER_RUN_DIR", ""), layout.PLAIN_STARTS, name)
     aside = "%s.%d" % (path, os.getpid())

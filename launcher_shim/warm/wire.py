@@ -113,7 +113,7 @@ _STATUS = (
 _FILES = ("limits", "cgroup", "personality", "oom_score_adj")
 _SPACES = ("mnt", "net", "pid", "user", "ipc", "uts", "cgroup")
 
-
+LOCAL_RANKS = ("LOCAL_RANK", "HOROVOD_LOCAL_RANK")
 OF_HOROVOD = ("HOROVOD_", "NCCL_", "GLOO_")
 """Prefixes of those that horovodrun sets for each."""
 

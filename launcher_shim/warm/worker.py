@@ -114,10 +114,7 @@ def rename(words: Sequence[str], environ: Mapping[str, str]) -> None:
         fields = file.read().rpartition(b")")[2].split()
     first_word, after_words, first_variable, after_variables = map(int, fields[45:49])
     _write(first_word, after_words, words)
-    pairs = sorted(
-        environ.items(),
-        key=lambda pair: not pair[0].startswith(("TORCHELASTIC", "MASTER", "HOROVOD")),
-    )
+    pairs = sorted(environ.items(), key=lambda pair: not is_of_a_round(pair[0]))
     _write(first_variable, after_variables, ["=".join(pair) for pair in pairs])
 
 

@@ -82,8 +82,8 @@ def answer(
     ``own`` is the pod's member. ``saver``: a rank of it saves when it is asked to; ``answers`` are
     the ask and the step of each such save. A promise of a member that is gone may be taken over.
 
-    There is no round whose ranks could agree on a step, and none is needed: Horovod's ranks are
-    in step at each ``state.commit()``, and one of them saves for all.
+    There is no round whose ranks could agree on a step, and none is needed: a central launcher's
+    ranks are in step at their own commits, and one of them saves for all.
     """
     if drain.outcome or drain.step is not None:
         return None

@@ -335,7 +335,7 @@ async def test_more_keys_are_looked_for_than_one_transaction_of_etcd_takes() -> 
     many = [b"/rank/%d" % n for n in range(5 * READS_MAX)]
     held = Held()
     async with sidecars(held, None) as (kv, other):
-        kv._unsubscribe()  # the watch brings nothing
+        kv.cells.close()  # the watch brings nothing
         await put(other, [(key, b"v" + key) for key in many[1:]])
         assert await kv.reads.get_all(many) == [None, *(b"v" + key for key in many[1:])]
         assert held.txns == 5
@@ -471,7 +471,7 @@ async def test_queues_give_each_element_once_in_order() -> None:
 
 async def test_a_queue_that_another_sidecar_has_pushed_to_is_deleted() -> None:
     async with sidecars(None, None) as (one, two):
-        one._unsubscribe()  # the watch has not brought it yet
+        one.cells.close()  # the watch has not brought it yet
         await two.queues.push(b"/q", b"e", Stamp("b", 1))
         assert await one.writes.delete(b"/q", Stamp("a", 1)) is True
         assert await two.queues.length(b"/q") == 0
@@ -481,7 +481,7 @@ async def test_a_queue_that_another_sidecar_has_pushed_to_is_deleted() -> None:
 async def test_a_queue_that_another_sidecar_has_emptied_is_none_to_delete() -> None:
     async with sidecars(None, None) as (one, two):
         await one.queues.push(b"/q", b"e", Stamp("a", 1))
-        one._unsubscribe()  # the watch does not bring what follows
+        one.cells.close()  # the watch does not bring what follows
         assert await two.queues.pop(b"/q", Stamp("b", 1)) == (1, b"e")
         assert await one.writes.delete(b"/q", Stamp("a", 2)) is False
 
@@ -548,7 +548,7 @@ async def test_why_a_write_does_not_fit_is_asked_for_only_where_it_does_not(
         await one.counters.add(b"/n", 1, next(a))
         await one.writes.delete(b"/n", next(a))
         assert [reads for _, _, reads in sent] == [0, 0, 0, 0]
-        one._unsubscribe()  # the watch brings nothing
+        one.cells.close()  # the watch brings nothing
         await two.writes.put([(b"/k", b"3")], next(b))
         sent.clear()
         assert await one.writes.compare_set(b"/k", b"3", b"4", next(a)) == b"4"
@@ -565,7 +565,7 @@ async def test_an_addition_whose_event_does_not_come_is_read_in_the_store(
 ) -> None:
     monkeypatch.setattr("launcher_shim.c10d.values.operations.SEE_SUM_S", 0.01)
     async with sidecars(None, None) as (one, two):
-        one._unsubscribe()  # the watch brings nothing
+        one.cells.close()  # the watch brings nothing
         assert await two.counters.add(b"/n", 5, Stamp("b", 1)) == 5
         assert await one.counters.add(b"/n", 1, Stamp("a", 1)) == 6
         assert await two.counters.add(b"/n", 5, Stamp("b", 2)) == 11
@@ -580,13 +580,13 @@ async def test_what_is_read_anew_does_not_tell_what_an_addition_came_to(
     async with client(MemoryEngine(now)) as one:
         kv, direct = await kv_of(one), past_faults(one)
         others = Kv(RUN, one.mirror, direct, kv._transactions._registered)
-        kv._unsubscribe()
+        kv.cells.close()
         adding = asyncio.create_task(kv.counters.add(b"/n", 1, Stamp("a", 1)))
         await until_added(others)
         assert await others.counters.add(b"/n", 5, Stamp("b", 1)) == 6
         read = await direct.range(RUN.prefix, prefix=True)
         one.mirror.relists += 1
-        kv._apply([WatchEvent("put", found) for found in reversed(read.kvs)])
+        kv.cells._apply([WatchEvent("put", found) for found in reversed(read.kvs)])
         async with asyncio.timeout(5):
             assert await adding == 1
 

@@ -38,7 +38,7 @@ from console.job import by_hand
 from console.local.command import local
 from injection.settings import told
 from injection.sidecar import variables_of
-from launcher_shim.c10d.endpoint import Endpoint
+from launcher_shim.c10d.generation import Generation
 from rdzv.members.registration import plan
 from rdzv.records.job import Job, change_between
 from rdzv.settings import load
@@ -59,13 +59,13 @@ assert job.policy == identity.policy
 after = by_hand.Wanted({"patience_s": 9.0}).of(job)
 assert change_between(job, after) == "patience is 9s (before: 7s)", change_between(job, after)
 seen = Snapshot(6, job)
-endpoint = SimpleNamespace(
+generation = SimpleNamespace(
     _client=SimpleNamespace(membership=SimpleNamespace(snapshot=lambda: seen)),
     _registrar=SimpleNamespace(identity=identity),
     _made=None,
     _calls=partial(RoundPolicy, first_call_s=1.0),
 )
-assert Endpoint._policy(endpoint).patience_s == 7.0
+assert Generation._policy(generation).patience_s == 7.0
 for command in (by_hand.set_values, local):
     assert "--patience" in {flag for one in command.params for flag in one.opts}, command
 kept = told({"patience_s": "3s"}, {}, {})

@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from launcher_shim.c10d.values.cell import ABSENT, Cell, Part
+from launcher_shim.c10d.values.cell import ABSENT, Cell, Floor, Part
 from rdzv.keys import RunKeys
+from rdzv.mirror import Mirror
 from rdzv.store import Compare, KeyValue, Range, WatchEvent
 
 
@@ -44,20 +45,25 @@ class Sum:
 
 
 class Cells:
-    """All cells of one run.
+    """All cells of one run, which follow ``mirror`` until ``close``.
 
-    ``on_present`` is called with each key whose value was created or updated, ``on_pushed`` with
-    the key of a queue for each new element, ``on_changed`` before any change of the cache.
+    ``floor`` begins anew if the store does. ``on_present`` is called with each key whose value was
+    created or updated, ``on_pushed`` with the key of a queue for each new element, ``on_changed``
+    before any change of the cache.
     """
 
     def __init__(
         self,
         keys: RunKeys,
+        mirror: Mirror,
+        floor: Floor,
         on_present: Callable[[bytes], None],
         on_pushed: Callable[[bytes], None],
-        on_changed: Callable[[], None] = lambda: None,
+        on_changed: Callable[[], None],
     ) -> None:
         self.keys = keys
+        self._mirror = mirror
+        self._floor = floor
         self._on_present = on_present
         self._on_pushed = on_pushed
         self._on_changed = on_changed
@@ -68,6 +74,9 @@ class Cells:
         """The sums that are waited for, by the store key of the addend."""
         self._absent: deque[tuple[int, bytes]] = deque()
         self._applied = 0
+        self._relists = mirror.relists
+        self._begin()
+        self.close = mirror.subscribe(self._apply)
 
     def value(self, key: bytes) -> bytes | None:
         """Return the cached value of ``key``; None if there is none."""
@@ -125,20 +134,24 @@ class Cells:
             if self._sums.get(addend) is awaited:
                 del self._sums[addend]
 
-    def begin_anew(self) -> None:
-        """Empty the cache: the store was restored or emptied, and its revisions start anew."""
+    def _begin(self) -> None:
+        """Cache what the mirror has: at first, and after the store was restored or emptied."""
+        self._floor.begin_anew()
         self._on_changed()
         self._cells.clear()
         self.values.clear()
         self._absent.clear()
         self._applied = 0
+        self.learn(self._mirror.under(self.keys.prefix))
+        self._applied = self._mirror.revision
 
-    def apply(self, events: Sequence[WatchEvent], revision: int, *, in_order: bool = True) -> None:
-        """Apply one batch of the mirror, which is complete up to ``revision``.
-
-        ``in_order``: the batch has every change, in order; after a relist it has only the outcome.
-        """
-        prefix = self.keys.prefix
+    def _apply(self, events: Sequence[WatchEvent]) -> None:
+        """Apply one batch of the mirror, which is complete up to its revision."""
+        prefix, revision = self.keys.prefix, self._mirror.revision
+        if revision < self._applied:
+            self._begin()
+        relisted = self._relists != self._mirror.relists
+        self._relists = self._mirror.relists
         for event in events:
             kv, present = event.kv, event.kind == "put"
             if kv.key.startswith(prefix):
@@ -146,7 +159,7 @@ class Cells:
                 if present and (awaited := self._sums.get(kv.key)) is not None:
                     # After a relist, or if a later change is cached, the sum at that revision is
                     # not known.
-                    exact = taken if in_order else None
+                    exact = None if relisted else taken
                     awaited.note(kv.mod_revision, exact.total() if exact is not None else None)
         self._applied = revision
         gone: set[bytes] = set()

@@ -32,7 +32,7 @@ from rdzv.errors import Compacted
 from rdzv.job import Registered
 from rdzv.keys import RunKeys
 from rdzv.mirror import Mirror
-from rdzv.store import Compare, Delete, KeyValue, Operation, Put, Store, TxnResult, WatchEvent
+from rdzv.store import Compare, Delete, KeyValue, Operation, Put, Store, TxnResult
 
 SEE_SUM_S = 1.0
 """Maximum wait for the watch to show the sum after an addition, before it is read, in seconds."""
@@ -309,12 +309,10 @@ class Kv:
         self._mirror = mirror
         self._store = store
         self._waiters = Waiters()
-        self._seen_revision = mirror.revision
-        self._relists = mirror.relists
         self.answers = Answers()
         self._floor = Floor(mirror, self.answers.forget)
-        self.cells = Cells(keys, self._waiters.present, self._waiters.pushed, self.answers.forget)
-        self.cells.learn(mirror.under(keys.prefix))
+        told = self._waiters.present, self._waiters.pushed, self.answers.forget
+        self.cells = Cells(keys, mirror, self._floor, *told)
         self._transactions = Transactions(store, registered, self.cells, self._floor)
         self.reads = Reads(
             self.cells, self._floor, mirror, self._transactions, self._waiters, self.answers
@@ -322,26 +320,13 @@ class Kv:
         self.writes = Writes(self.cells, self._transactions)
         self.counters = Counters(store, self.cells, self._floor, self._transactions, self._waiters)
         self.queues = Queues(self.cells, self._transactions)
-        self._unsubscribe = mirror.subscribe(self._apply)
 
     def close(self) -> None:
         """End all operations with ``LeaseLost``, also those under way: the generation is over."""
         self._transactions.end()
         self._waiters.end()
         self.answers.end()
-        self._unsubscribe()
-
-    def _apply(self, events: Sequence[WatchEvent]) -> None:
-        revision = self._mirror.revision
-        if revision < self._seen_revision:
-            # The store was restored or emptied.
-            self._floor.begin_anew()
-            self.cells.begin_anew()
-            self.cells.learn(self._mirror.under(self.keys.prefix))
-        self._seen_revision = revision
-        in_order = self._relists == self._mirror.relists
-        self._relists = self._mirror.relists
-        self.cells.apply(events, revision, in_order=in_order)
+        self.cells.close()
 
     async def forget(self, key_prefix: bytes) -> None:
         """Delete everything under ``key_prefix``: torch never deletes the keys of an old round."""

@@ -23,8 +23,6 @@ from launcher_shim.warm.stub import ANSWER_TIMEOUT_S, note
 
 _AFTER_DIRECTORY = [">", "/dev/null", "2>&1", ";", "env"]
 
-_FROM_LAUNCHER = ("HOROVOD_", "NCCL_", "GLOO_")
-"""Prefixes of the variables whose value comes from the launcher."""
 _FROM_LAUNCHER_TOO = frozenset(("PYTHONUNBUFFERED",))
 
 _OF_A_POD = ("MUSTER_", "KUBERNETES_", "POD_", "NVIDIA_", "CUDA_", "LC_", "SSH_")
@@ -103,7 +101,7 @@ def merge_environment(own: Mapping[str, str], sent: Mapping[str, str]) -> dict[s
 
 
 def _from_launcher(name: str) -> bool:
-    return name in _FROM_LAUNCHER_TOO or name.startswith(_FROM_LAUNCHER)
+    return name in _FROM_LAUNCHER_TOO or name.startswith(wire.OF_HOROVOD)
 
 
 UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
