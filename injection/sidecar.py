@@ -13,7 +13,7 @@ from agent.rundir.files import torch_environment
 from injection.member_spec import Demand
 from injection.workloads import Role
 from rdzv.members.registration import EMPTY_LEASE_TIMES
-from rdzv.records.policy import variables_of
+from rdzv.records.policy import POLICY_TABLE, variables_of
 from rdzv.settings import load
 
 NAME = "muster"
@@ -42,18 +42,21 @@ SECRET_VARIABLES = frozenset(
 )
 """The sidecar's variables for access to the store."""
 
-VARIABLES = SECRET_VARIABLES | {
-    "MUSTER_JOB_UID",
-    "MUSTER_INDEX",
-    "MUSTER_OWNER",
-    "MUSTER_ROLE",
-    "MUSTER_SLOTS",
-    "MUSTER_SIZES",
-    "MUSTER_UNIT",
-    "MUSTER_GATHER",
-    "MUSTER_TOPOLOGY",
-    "MUSTER_TUNNEL_PORT",
-}
+_ALWAYS = ("MUSTER_MIN", "MUSTER_MAX")
+
+VARIABLES = (
+    SECRET_VARIABLES
+    | {
+        "MUSTER_JOB_UID",
+        "MUSTER_INDEX",
+        "MUSTER_OWNER",
+        "MUSTER_ROLE",
+        "MUSTER_SLOTS",
+        "MUSTER_TOPOLOGY",
+        "MUSTER_TUNNEL_PORT",
+    }
+    | {one.variable for one in POLICY_TABLE.values()}.difference(_ALWAYS)
+)
 """The sidecar's variables that are set in some cases only."""
 
 TOPOLOGY_PART = "TOPOLOGY_PART_"
@@ -208,13 +211,7 @@ class SidecarContainer:
             return own
         environ = {v["name"]: v.get("value", "") for v in self.environment()}
         stand_ins = {"MUSTER_ADDRESS": "127.0.0.1", "MUSTER_MEMBER": "pod", "MUSTER_JOB": "job"}
-        environment = (
-            "MUSTER_MIN",
-            "MUSTER_MAX",
-            "MUSTER_GRACE_S",
-            "MUSTER_C10D_PORT",
-            "MUSTER_HTTP_PORT",
-        )
+        environment = (*_ALWAYS, "MUSTER_GRACE_S", "MUSTER_C10D_PORT", "MUSTER_HTTP_PORT")
         config = load(Config, {}, {**stand_ins, **{name: environ[name] for name in environment}})
         fields = {"PET_LOCAL_ADDR": "status.podIP", "MUSTER_MEMBER": "metadata.name"}
         if self.want.job_name_label is not None:

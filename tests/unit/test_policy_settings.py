@@ -37,7 +37,7 @@ from agent.surroundings import identity_of
 from console.job import by_hand
 from console.local.command import local
 from injection.settings import told
-from injection.sidecar import variables_of
+from injection.sidecar import VARIABLES, variables_of
 from launcher_shim.c10d.generation import Generation
 from rdzv.members.registration import plan
 from rdzv.records.job import Job, change_between
@@ -71,6 +71,7 @@ for command in (by_hand.set_values, local):
 kept = told({"patience_s": "3s"}, {}, {})
 assert kept.annotations == {"muster.dev/patience": "3s"}, kept.annotations
 assert variables_of(kept.settings.policy)["MUSTER_PATIENCE"] == "3s"
+assert "MUSTER_PATIENCE" in VARIABLES  # so that it is taken out again
 """
 
 
