@@ -4,8 +4,7 @@
 Tests run in a few processes at once, for most of them wait more than they work. Those that start
 real jobs, share a cluster, or bring faults to real etcd members go one after another in four
 sequences: more at once would be too slow. These begin first, as they are the longest. What only
-computes gives way to all others: the simulation is a fifth sequence from the start, and fills what
-the others leave of the machine; the rest comes last.
+computes comes last, wherever there is room, and gives way to all others.
 
 Properties are tried on the same examples every day, however slowly this machine gets through them;
 ``MUSTER_TEST_RANDOM`` has new ones drawn.
@@ -72,7 +71,6 @@ TOGETHER = (
     re.compile(r"tests/e2e/test_([a-i]|li)"),
     re.compile(r"tests/e2e/(?!test_local_nodes)"),
     re.compile(r"tests/chaos/test_(fault_matrix|scale|doctor)"),
-    re.compile(r"tests/simulation/"),
 )
 """Sequences; all tests that use the cluster of Kubernetes are in the first, real jobs in the next
 two, which take about as long, and those whose etcd members would suffer from each other's in the
