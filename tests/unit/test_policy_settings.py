@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+from rdzv.records.policy import POLICY_TABLE
 from tests.support.sources import ROOT, relative, sources
 
 POLICY = "rdzv/records/policy.py"
@@ -89,3 +90,12 @@ def test_few_files_name_a_setting() -> None:
     naming = [relative(path) for path in sources() if re.search(r"\bgather_s\b", path.read_text())]
     assert POLICY in naming
     assert len(naming) <= FILES_MAX, naming
+
+
+def test_the_pages_on_the_policy_name_every_setting() -> None:
+    names = [one.flag for one in POLICY_TABLE.values()]
+    rows = (ROOT / "docs/policy.md").read_text().splitlines()
+    assert [one for one in names if not any(f"| `{one}`" in row for row in rows)] == []
+    for page in ("operations.md", "glossary.md"):
+        (told,) = re.findall(r"`min`, `max`[^.)]*", (ROOT / "docs" / page).read_text())
+        assert re.findall(r"`(\w+)`", told) == [one.removeprefix("--") for one in names], page
