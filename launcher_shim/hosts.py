@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host list of a central launcher (``--host-discovery-script``), from the listing: pure.
+"""The host list of ``horovodrun --host-discovery-script``, from the listing: pure.
 
 A host is one pod, not one registration: it is named by member and pod UID. So a member that was cut
 off and registers again keeps its name, and with it its workers; a new pod of the same name has a
@@ -10,19 +10,19 @@ has expired is removed once a healthy watch has missed it for ``CONFIRM_S`` and 
 after that, has no record of it, and never as the last one: after a cut between all pods and the
 store, all come back.
 
-The launcher hands the training state from hosts that it uses to new ones, and ends a job that has
-none of its former hosts left. So if all are replaced at once, the oldest stays on the list until
-one of the others has been on it for ``SETTLE_S``. If all drain and no new one has come yet, the
-oldest stays likewise, for as long as it is there.
+Horovod hands the training state from hosts that it uses to new ones, and ends a job that has none
+of its former hosts left. So if all are replaced at once, the oldest stays on the list until one of
+the others has been on it for ``SETTLE_S``. If all drain and no new one has come yet, the oldest
+stays likewise, for as long as it is there.
 
 The last line, ``rev-<N>:0``, is a host without slots that is renamed with each change, so that to
-the launcher a host is always added as well as removed: workers that are told of nothing but
-removals skip the sync that a newcomer then waits for in vain. Workers learn of a change once, and
-forget it in the middle of a reset. The launcher does not report which have followed, so the line is
-renamed again and again, ever more rarely: once all have followed, that has no effect.
+Horovod a host is always added as well as removed: workers that are told of nothing but removals
+skip the sync that a newcomer then waits for in vain. Horovod tells its workers of a change once,
+and workers in the middle of a reset forget it. It does not report which have followed, so the line
+is renamed again and again, ever more rarely: once all have followed, that has no effect.
 
-While the job is paused, that line is all that is printed: the launcher waits for hosts, and so do
-its workers, with the training state in their memory.
+While the job is paused, that line is all that is printed: horovodrun waits for hosts, and so do its
+workers, with the training state in their memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,25 @@ from rdzv.dataclass import dataclass
 from rdzv.records.job import Member
 from rdzv.snapshot import Listing, Places
 
+CONFIRM_S = 4.0
+"""Time for which a host's record must be away before the host is dropped: a reconnect and a renewal
+of its lease fit in."""
+
+SETTLE_S = 15.0
+"""Time for which a new host must be listed before an old one may go: horovodrun polls the list, the
+workers reach their next commit, and all of them gather."""
+
+NUDGE_S = 2.0
+"""Minimum time between two nudges; horovodrun polls about every 1.4 s."""
+
+NUDGE_SHARE = 8
+"""A nudge comes within this fraction (one eighth) of the time since the change, or ``NUDGE_S``.
+Horovod never forgets a name that it has seen: this way it sees about 90 of them in a week without a
+change."""
+
 _TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
+_LINE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\.([0-9a-f]{8}):([1-9][0-9]{0,5})", re.ASCII)
+_REVISION = re.compile(r"rev-([0-9]{1,19}):0", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,26 +79,6 @@ def host_of(member: Member) -> Host | None:
 def token_of(member: str, pod_uid: str) -> str:
     """Return the name of a pod to the launcher."""
     return f"{member}.{sha256(pod_uid.encode()).hexdigest()[:8]}"
-
-
-CONFIRM_S = 4.0
-"""Time for which a host's record must be away before the host is dropped: a reconnect and a renewal
-of its lease fit in."""
-
-SETTLE_S = 15.0
-"""Time for which a new host must be listed before an old one may go: the launcher polls the list,
-the workers reach their next commit, and all of them gather."""
-
-NUDGE_S = 2.0
-"""Minimum time between two nudges; the launcher polls about every 1.4 s."""
-
-NUDGE_SHARE = 8
-"""A nudge comes within this fraction (one eighth) of the time since the change, or ``NUDGE_S``.
-The launcher never forgets a name that it has seen: this way it sees about 90 of them in a week
-without a change."""
-
-_LINE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\.([0-9a-f]{8}):([1-9][0-9]{0,5})", re.ASCII)
-_REVISION = re.compile(r"rev-([0-9]{1,19}):0", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +243,7 @@ def follow(
 def _kept_of(
     previous: HostList, hosts: Iterable[Host], excluded: Container[str], now: float
 ) -> Host | None:
-    """Return the host that stays because none that the launcher certainly uses would.
+    """Return the host that stays because none that Horovod certainly uses would.
 
     If no host is left at all, prefer one that is still there.
     """

@@ -382,8 +382,8 @@ def report_step(step: int, rank: Optional[int] = None, world_size: Optional[int]
     """Report that this rank is at ``step``; call it at each step boundary.
 
     Takes a few microseconds. It does nothing without ``MUSTER_RUN_DIR`` (no sidecar), and within
-    ``muster.drain()``, which reports the steps itself. torchrun gives rank and world size in the
-    environment; give those that change while a process lives: ``hvd.rank()`` and ``hvd.size()``.
+    ``muster.drain()``, which reports the steps itself. Under Horovod give ``hvd.rank()`` and
+    ``hvd.size()``, which change while a process lives; torchrun gives them in the environment.
     """
     step = index(step)  # raises TypeError without a sidecar, too
     if rank is not None and world_size is not None:

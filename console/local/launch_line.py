@@ -85,7 +85,7 @@ def read_launch_line(command: Sequence[str], environ: Mapping[str, str]) -> Laun
         given = launcher.local(command[program:], environ)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return LaunchLine(tuple(command), *given, program, launcher)
+    return LaunchLine(tuple(command), given.slots, given.restarts, given.script, program, launcher)
 
 
 def _find_launcher(command: Sequence[str]) -> tuple[Launcher, int]:

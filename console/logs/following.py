@@ -202,7 +202,8 @@ class JobLogs:
         if not follow:
             for one in self.pages.rest():
                 self.print(one)
-            for sentence in self.pages.gone({one.name for one in _pods_in(pods)}):
+            made = {one.name: one.created_unix_s for one in _pods_in(pods)}
+            for sentence in self.pages.gone(made):
                 self.note(sentence)
             if reader.cut:
                 names, why = ", ".join(reader.cut), next(iter(reader.cut.values()))

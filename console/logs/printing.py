@@ -6,8 +6,9 @@ The worlds, one after the other, are those of the job's history.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from console.logs.lines import NOBODY, Line, Origin, Seating, Source, shown
@@ -23,6 +24,9 @@ ERROR_MAX = 80
 
 ENTRIES_MAX = 1000
 """The most entries of the history to keep: more than a store has."""
+
+CLOCKS_S = 10.0
+"""The difference of two clocks up to which ``muster doctor`` says nothing."""
 
 NOW = -1
 """The present world, and those after it."""
@@ -263,10 +267,12 @@ class Pages:
         if self.wanted.all or seating.has(origin, self.wanted.rank):
             yield PrintedLine(shown(text), origin)
 
-    def gone(self, present: Container[str]) -> Iterator[str]:
-        """Yield a sentence for each member of a wanted rank or world whose pod is not ``present``.
+    def gone(self, created_unix_s: Mapping[str, float]) -> Iterator[str]:
+        """Yield a sentence for each member of a wanted rank or world whose pod is gone.
 
         A member's lines are its pod's: without it, nothing may stand where lines were asked for.
+        ``created_unix_s``: when each present pod was made; one that was made after a world began is
+        another pod of that name.
         """
         for at, world in enumerate(self.worlds):
             if self.wanted.all or world.closed or not self._is_wanted(at):
@@ -274,10 +280,11 @@ class Pages:
             seating = self._seating(at)
             for name in seating.seats:
                 origin, _ = seating.origin(Source(name), "")
-                if name not in present and seating.has(origin, self.wanted.rank):
+                made_s = created_unix_s.get(name, math.inf)
+                if made_s > world.began_unix_s + CLOCKS_S and seating.has(origin, self.wanted.rank):
                     yield (
-                        f"{name}, {origin.label} in world {world.number}, is gone,"
-                        " and its pod's log with it"
+                        f"the pod that was {name}, {origin.label} in world {world.number}, is gone,"
+                        " and its log with it"
                     )
 
     def rest(self) -> Iterator[PrintedLine]:

@@ -205,7 +205,8 @@ class PastRounds(Loop):
         newest = current.number - 2
         if newest <= self._forgotten_round:
             return
-        self._forgotten_round, run_id = newest, torch_run_id(self._rendezvous.run_id)
+        self._forgotten_round = newest
+        run_id = torch_run_id(self._rendezvous.run_id)
         rounds = (round_key(key, run_id) for key in self._kv.cells.existing())
         old = {newest, *(of[0] for of in rounds if of is not None and of[0] < newest)}
         prefixes = [round_prefix(run_id, number) for number in sorted(old)]

@@ -232,7 +232,7 @@ class Endpoint:
         self._registrar = registrar
         self._wanted_port = port
         self._unix_path = unix_path
-        self._calls = partial(RoundPolicy, last_call_s=last_call_s, first_call_s=first_call_s)
+        self._make_policy = partial(RoundPolicy, last_call_s=last_call_s, first_call_s=first_call_s)
         self._opened = 0
         self._tasks: asyncio.TaskGroup
         self._server = C10dServer(self._open_session)
@@ -364,6 +364,6 @@ class Endpoint:
             registrar=self._registrar,
             quarantining=self._quarantining,
             masters=self._masters,
-            calls=self._calls,
+            make_policy=self._make_policy,
             tasks=self._tasks,
         )

@@ -110,7 +110,7 @@ class Run:
 class Generation:
     """The runs of generation ``number`` that are followed or served.
 
-    ``calls`` makes a policy with this sidecar's first and last call. The runs' own work is done in
+    ``make_policy`` makes one with this sidecar's first and last call. The runs' own work is done in
     ``tasks``.
     """
 
@@ -122,7 +122,7 @@ class Generation:
         registrar: Registrar,
         quarantining: Quarantining,
         masters: KeptMasters,
-        calls: Callable[..., RoundPolicy],
+        make_policy: Callable[..., RoundPolicy],
         tasks: asyncio.TaskGroup,
     ) -> None:
         self.number = number
@@ -132,7 +132,7 @@ class Generation:
         self._registrar = registrar
         self._quarantining = quarantining
         self._masters = masters
-        self._calls = calls
+        self._make_policy = make_policy
         self._made: tuple[Snapshot, RoundPolicy] | None = None
         self._since_s = kernel.clock()
         self._tasks = tasks
@@ -231,8 +231,8 @@ class Generation:
         if self._made is not None and self._made[0] is snapshot:
             return self._made[1]
         if (rules := snapshot.rules) is None:
-            return self._calls(launched.min_nodes, launched.max_nodes)
-        policy = self._calls(
+            return self._make_policy(launched.min_nodes, launched.max_nodes)
+        policy = self._make_policy(
             **asdict(rules.policy),
             desired=rules.expected,
             paused=rules.paused,

@@ -13,7 +13,7 @@ import os
 import re
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from launcher_shim.horovod.line import (
     LEAST,
@@ -88,7 +88,7 @@ _SCRIPTS = frozenset(
 quotes. The lines between guard and end cut off the suffixes of the name on Windows."""
 
 
-def started_lightly(program: str) -> list[str]:
+def started_lightly(program: str) -> List[str]:
     """Return the words that start the horovodrun at ``program``, before its arguments.
 
     They are those of its entry point; just the program if it is not the script that installers
@@ -107,7 +107,7 @@ def started_lightly(program: str) -> list[str]:
     return [program] if interpreter is None else [*interpreter, "-c", _START, program]
 
 
-def _interpreter(script: bytes) -> tuple[str, ...] | None:
+def _interpreter(script: bytes) -> Optional[Tuple[str, ...]]:
     """Return the interpreter's words of such a script, as the kernel has them; None for others."""
     shebang = _SHEBANG.match(script)
     if shebang is None or len(script) > SCRIPT_BYTES or _code(script) not in _SCRIPTS:
@@ -120,7 +120,7 @@ def _interpreter(script: bytes) -> tuple[str, ...] | None:
     return tuple(word.decode("utf-8", "surrogateescape") for word in words)
 
 
-def _code(script: bytes) -> tuple[bytes, ...]:
+def _code(script: bytes) -> Tuple[bytes, ...]:
     lines = script.replace(b'"', b"'").split(b"\n")
     return tuple(line for line in lines if line.strip() and not line.startswith(b"#"))
 
@@ -153,7 +153,7 @@ class HorovodLauncher(Launcher):
 
     def found_first(
         self, command: Sequence[str], environ: Mapping[str, str]
-    ) -> tuple[list[str], dict[str, str]]:
+    ) -> Tuple[List[str], Dict[str, str]]:
         """See ``Launcher``: one given by its path is found right behind the PATH's first."""
         folder, name = os.path.split(command[0])
         if name != self.name or not folder:
@@ -169,7 +169,7 @@ class HorovodLauncher(Launcher):
         environ: Mapping[str, str],
         delivered: Mapping[str, str],
         run_dir: str,
-    ) -> tuple[list[str], dict[str, str], list[str]]:
+    ) -> Tuple[List[str], Dict[str, str], List[str]]:
         """See ``Launcher``: anywhere but in a launcher's pod it is the image's own."""
         given = read_options(words)
         if delivered.get("MUSTER_ROLE") != "launcher" or TELLS_ONLY & set(given.names()):
@@ -200,14 +200,14 @@ class HorovodLauncher(Launcher):
         environ: Mapping[str, str],
         run_dir: str,
         counts: Sequence[int],
-    ) -> tuple[list[str], dict[str, str]]:
+    ) -> Tuple[List[str], Dict[str, str]]:
         """See ``Launcher``: with the ssh that the sidecar delivered."""
         made = local_arguments(words, os.path.join(run_dir, layout.DISCOVER_HOSTS), counts)
         kept = variables(environ, run_dir, os.path.join(run_dir, layout.REMOTE_SHELL))
         return [*started_lightly(program[0]), *program[1:], *made], kept
 
 
-def _count(text: str | None) -> int | None:
+def _count(text: Optional[str]) -> Optional[int]:
     return int(text) if text is not None and text.isdecimal() and int(text) else None
 
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 _HOSTS = "the launcher's sidecar tells which hosts there are; leave it out"
 _NO_SSH = "no ssh is used; leave it out"
@@ -90,21 +89,21 @@ class GivenOption(NamedTuple):
     """One option of a command line, under its full name; ``words`` are all of it as written."""
 
     name: str
-    value: str | None
+    value: Optional[str]
     words: Sequence[str]
 
 
 class GivenOptions(NamedTuple):
     """The options that a command line gives before the worker's command, and that command."""
 
-    options: list[GivenOption]
+    options: List[GivenOption]
     command: Sequence[str]
 
-    def value(self, names: Sequence[str]) -> str | None:
+    def value(self, names: Sequence[str]) -> Optional[str]:
         """Return the last value of an option, by any of its names; None if it is not given."""
         return next((o.value for o in reversed(self.options) if o.name in names), None)
 
-    def names(self) -> list[str]:
+    def names(self) -> List[str]:
         """Return the name of every option that is given."""
         return [option.name for option in self.options]
 
@@ -116,7 +115,7 @@ def read_options(words: Sequence[str]) -> GivenOptions:
     begins the worker's command.
     """
     left = list(words)
-    given: list[GivenOption] = []
+    given: List[GivenOption] = []
     while left and left[0] not in ("-", "--") and left[0].startswith("-"):
         written, equals, value = left[0].partition("=")
         name = full_name(written)
@@ -179,21 +178,21 @@ class JobSize(NamedTuple):
 
 def arguments(
     words: Sequence[str], discovery: str, interface: str, size: JobSize
-) -> tuple[list[str], list[str]]:
+) -> Tuple[List[str], List[str]]:
     """Return horovodrun's arguments, and a sentence for each of the user's that is overruled.
 
     ``discovery`` is the script that prints the host list, ``interface`` the one of the pod's
     address. Raises ``LineError``.
     """
     given = read_options(words)
-    said: list[str] = []
+    said: List[str] = []
     for option in given.options:
         if option.name in REFUSED:
             raise LineError(f"horovodrun's {option.name} cannot hold: {REFUSED[option.name]}")
         if option.name == DISCOVERY and option.value != discovery:
             said.append(f"{DISCOVERY} {option.value} is overruled by {discovery}")
     said += _counts(given, size)
-    ours: dict[str, tuple[str, ...]] = {DISCOVERY: (discovery,)}
+    ours: Dict[str, Tuple[str, ...]] = {DISCOVERY: (discovery,)}
     names = given.names()
     if not set(names) & set(INTERFACE):
         ours[INTERFACE[0]] = (interface,)
@@ -209,7 +208,7 @@ def arguments(
     return [*added, *kept, *given.command], said
 
 
-def _counts(given: GivenOptions, size: JobSize) -> list[str]:
+def _counts(given: GivenOptions, size: JobSize) -> List[str]:
     """Describe the counts that differ from the job's; raises ``LineError`` if they cannot hold."""
     slots = _count(given, (SLOTS,))
     if slots not in (None, size.slots):
@@ -246,7 +245,7 @@ def _counts(given: GivenOptions, size: JobSize) -> list[str]:
     return said
 
 
-def _count(given: GivenOptions, names: Sequence[str]) -> int | None:
+def _count(given: GivenOptions, names: Sequence[str]) -> Optional[int]:
     text = given.value(names)
     if text is None:
         return None
@@ -274,7 +273,7 @@ def local_slots(words: Sequence[str]) -> int:
     return slots
 
 
-def local_arguments(words: Sequence[str], discovery: str, counts: Sequence[int]) -> list[str]:
+def local_arguments(words: Sequence[str], discovery: str, counts: Sequence[int]) -> List[str]:
     """Return horovodrun's arguments for ``muster local``; ``discovery`` is the script."""
     names, (start, least, most) = read_options(words).names(), counts
     options = {
@@ -288,7 +287,7 @@ def local_arguments(words: Sequence[str], discovery: str, counts: Sequence[int])
     return [*(word for name, values in options.items() for word in (name, *values)), *words]
 
 
-def variables(environ: Mapping[str, str], run_dir: str, remote: str) -> dict[str, str]:
+def variables(environ: Mapping[str, str], run_dir: str, remote: str) -> Dict[str, str]:
     """Return the variables that horovodrun gets, and no more.
 
     ``remote`` is the folder of the program in the place of ssh. Variables that an operator has set
@@ -304,7 +303,7 @@ def variables(environ: Mapping[str, str], run_dir: str, remote: str) -> dict[str
 
 def environment(
     environ: Mapping[str, str], run_dir: str, remote: str, command_bytes: int
-) -> dict[str, str]:
+) -> Dict[str, str]:
     """Return the variables; raises ``LineError`` if they do not fit into a command."""
     kept = variables(environ, run_dir, remote)
     sizes = {name: _in_line(name, value) for name, value in kept.items()}

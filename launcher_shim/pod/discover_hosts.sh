@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Prints the hosts that a central launcher may use now: the list that the sidecar renamed into
-# place, as it stands, also while the sidecar or its store is away. The launcher runs this each
-# second with a lock held and without a time limit of its own, so nothing is read here that could
-# make it wait: a file of the pod's own disk, which was renamed into place whole, does not.
+# Prints the hosts that horovodrun may use now: the list that the sidecar renamed into place, as
+# it stands, also while the sidecar or its store is away. horovodrun runs this each second with a
+# lock held and without a time limit of its own, so nothing is read here that could make it wait:
+# a file of the pod's own disk, which was renamed into place whole, does not.
 case $0 in
 */*) list=${0%/*}/hosts ;;
 *) list=./hosts ;;

@@ -114,6 +114,7 @@ _FILES = ("limits", "cgroup", "personality", "oom_score_adj")
 _SPACES = ("mnt", "net", "pid", "user", "ipc", "uts", "cgroup")
 
 LOCAL_RANKS = ("LOCAL_RANK", "HOROVOD_LOCAL_RANK")
+"""The variable of a worker's local rank: torchrun's, or horovodrun's."""
 OF_HOROVOD = ("HOROVOD_", "NCCL_", "GLOO_")
 """Prefixes of those that horovodrun sets for each."""
 

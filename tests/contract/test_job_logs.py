@@ -7,6 +7,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -142,14 +143,32 @@ async def test_a_rank_whose_pod_is_gone_is_said_to_be(fake: FakeApi) -> None:
     for name in ("a", "b"):
         await fake.containers.log("team", name, "trainer", name)
     for wanted, notes in (
-        (Selection(1, 0), ["c, [1] in world 0, is gone, and its pod's log with it"]),
-        (Selection(1), ["c, [1] in world 0, is gone, and its pod's log with it"]),
+        (Selection(1, 0), ["the pod that was c, [1] in world 0, is gone, and its log with it"]),
+        (Selection(1), ["the pod that was c, [1] in world 0, is gone, and its log with it"]),
         (Selection(2, 0), []),
         (Selection(), []),
     ):
         output = Output()
         await shown(fake, output, wanted=wanted)
         assert output.notes == notes
+
+
+async def test_a_later_pod_of_the_same_name_has_not_the_lines_of_the_one_before(
+    fake: FakeApi,
+) -> None:
+    fake.containers.execute = Sidecars(world(5, 0, ["a", "b"], AT_S)).answer
+    for created, notes in (
+        (BEGAN - timedelta(seconds=3), 0),
+        (BEGAN + timedelta(seconds=9), 0),  # by a clock that is ahead
+        (BEGAN + timedelta(minutes=2), 1),
+    ):
+        later = pod("b")
+        later["metadata"]["creationTimestamp"] = f"{created:%Y-%m-%dT%H:%M:%SZ}"
+        await fake.put(f"{PODS}/b", later)
+        output = Output()
+        await shown(fake, output, wanted=Selection(1, 0))
+        assert len(output.notes) == notes
+        assert all("that was b, [1] in world 0" in one for one in output.notes)
 
 
 async def test_a_job_without_pods_is_unknown(fake: FakeApi) -> None:

@@ -73,7 +73,7 @@ def test_lines_have_their_ranks_through_a_join_and_a_drain(
 
         done = ran(*muster(job, "logs", "--world=1"), timeout_s=SHOWN_S)
         assert done.returncode == 0, done.stderr
-        gone = re.search(rf"{NAME}-2, \[(\d)\] in world 1, is gone", done.stderr)
+        gone = re.search(rf"the pod that was {NAME}-2, \[(\d)\] in world 1, is gone", done.stderr)
         assert gone, done.stderr
         stayed = {"0", "1", "2"} - {gone[1]}
         assert {(rank, size) for rank, _, size in STEP.findall(done.stdout)} == {

@@ -64,7 +64,7 @@ generation = SimpleNamespace(
     _client=SimpleNamespace(membership=SimpleNamespace(snapshot=lambda: seen)),
     _registrar=SimpleNamespace(identity=identity),
     _made=None,
-    _calls=partial(RoundPolicy, first_call_s=1.0),
+    _make_policy=partial(RoundPolicy, first_call_s=1.0),
 )
 assert Generation._policy(generation).patience_s == 7.0
 for command in (by_hand.set_values, local):

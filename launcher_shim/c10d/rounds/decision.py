@@ -84,8 +84,8 @@ def back_off(snapshot: RunSnapshot, chosen: Sequence[Node], policy: JobPolicy) -
     A world that all its nodes leave by a failure forms again within seconds. Where a script
     cannot start at all, that repeats for ever, and hides its own cause. So after a few worlds
     in a row that failed before their first step, the next one waits, each time for longer.
-    There is no wait if a world without the nodes that failed can form: the quarantine decides
-    which one that is. The row is counted in the round key, by whoever opens the next round.
+    There is no wait if a world without the nodes that failed can form; the quarantine decides
+    that. Failures in a row are counted in the round key, by the sidecar that opens the next round.
     """
     current, members = snapshot.round, snapshot.membership
     failures = [members.failed[node.member] for node in chosen if node.member in members.failed]

@@ -311,8 +311,14 @@ class Kv:
         self._waiters = Waiters()
         self.answers = Answers()
         self._floor = Floor(mirror, self.answers.forget)
-        told = self._waiters.present, self._waiters.pushed, self.answers.forget
-        self.cells = Cells(keys, mirror, self._floor, *told)
+        self.cells = Cells(
+            keys,
+            mirror,
+            self._floor,
+            self._waiters.present,
+            self._waiters.pushed,
+            self.answers.forget,
+        )
         self._transactions = Transactions(store, registered, self.cells, self._floor)
         self.reads = Reads(
             self.cells, self._floor, mirror, self._transactions, self._waiters, self.answers
