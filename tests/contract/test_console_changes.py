@@ -7,6 +7,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -14,22 +15,19 @@ from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from rdzv.keys import JobKeys
 from rdzv.records.drain import Commit, Drain
 from rdzv.records.history import HistoryEntry
-from rdzv.records.job import Job, Member, Role
+from rdzv.records.job import Job
 from rdzv.records.policy import JobPolicy
 from rdzv.records.troubles import Failure
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
+from tests.support.records import member
 from tests.support.sidecars.processes import PATIENCE_S, Ended, muster, started
 
 KEYS = JobKeys("default", "digits")
 LIVE = KEYS.in_generation(3)
 RUN = LIVE.run("digits")
-
-
-def member(number: int, name: str, role: Role = "worker") -> Member:
-    base = Member(name, f"uid-{name}", number, "10.0.0.1", "machine", role, 1, 2, 6)
-    return replace(base, version="0.2.0")
+newer = partial(member, version="0.2.0", min_workers=2, most=6)
 
 
 class Stored:
@@ -45,7 +43,7 @@ class Stored:
             [],
             [
                 Put(KEYS.job, Job(JobPolicy(2, 4), generation=3, template="min=2 max=4").to_json()),
-                *(Put(LIVE.member(n), member(at, n).to_json()) for at, n in enumerate("abcdef", 1)),
+                *(Put(LIVE.member(n), newer(n, at).to_json()) for at, n in enumerate("abcdef", 1)),
                 Put(RUN.round, world.to_json()),
             ],
         )
@@ -121,8 +119,7 @@ async def test_what_cannot_be_is_refused_and_the_job_goes_on_with_what_it_had(
 
 
 async def test_a_sidecar_that_would_not_understand_keeps_the_job_as_it_is(stored: Stored) -> None:
-    old = replace(member(1, "a"), version="")
-    await stored.store.txn([], [Put(LIVE.member("a"), old.to_json())])
+    await stored.store.txn([], [Put(LIVE.member("a"), member("a").to_json())])
     for command in (["set", "--max", "6"], ["pause"]):
         ended = await stored.muster(*command)
         assert ended.status == 2
@@ -133,8 +130,7 @@ async def test_a_sidecar_that_would_not_understand_keeps_the_job_as_it_is(stored
 
 async def test_a_pause_that_waits_for_an_older_sidecar_to_go_says_so(stored: Stored) -> None:
     await stored.muster("pause", "--reason", "night")
-    old = replace(member(1, "a"), version="")
-    await stored.store.txn([], [Put(LIVE.member("a"), old.to_json())])
+    await stored.store.txn([], [Put(LIVE.member("a"), member("a").to_json())])
     status = (await stored.muster("status")).out
     assert ": paused, once no sidecar of 0.1.0 is there, since " in status
 
@@ -142,7 +138,7 @@ async def test_a_pause_that_waits_for_an_older_sidecar_to_go_says_so(stored: Sto
 async def test_a_pause_of_a_horovodrun_has_its_ranks_save_and_a_resume_takes_that_back(
     stored: Stored,
 ) -> None:
-    launcher = member(9, "launcher", "launcher")
+    launcher = newer("launcher", 9, role="launcher")
     await stored.store.txn([], [Put(LIVE.member("launcher"), launcher.to_json())])
     process = await started(("pause", "--wait", "--reason", "night"), stored.environ)
     assert process.stdout is not None

@@ -10,9 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 import muster
-from console.job.reading import endpoint_is_local, outage_cause
+from console.job.reading import endpoint_is_local
 from console.main import ALIASES, TASKS
-from console.main import main as command_line
 from console.main import muster as program
 from tests.support.sources import ROOT
 
@@ -138,60 +137,11 @@ def test_settings_of_the_store_come_after_the_commands_own(name: str) -> None:
     assert shown.index("--job") < shown.index("\nStore:\n") < shown.index("--etcd-endpoints")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (
-            ("drian",),
-            "there is no command 'drian': did you mean 'drain'?\nmuster: see muster --help",
-        ),
-        (("xyzzy",), "there is no command 'xyzzy': muster --help lists them"),
-        (("drain", "--job", "a"), "Missing argument 'MEMBER', or --node\nmuster: see"),
-        (
-            ("hosts", "--etcd-endpoints", "127.0.0.1:1"),
-            "no job is named: give its name, or set --job (MUSTER_JOB); muster list shows",
-        ),
-        (("help", "xyzzy"), "there is no command 'xyzzy': muster --help lists them"),
-        (("status", "a", "--job", "b"), "two jobs are named, a and, by --job, b: name one"),
-        (("store-role",), "JOB is missing"),
-        (("status", "--jbo", "a"), "Did you mean"),
-    ],
-)
-def test_every_mistake_is_told_in_one_form(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: tuple[str, ...],
-    said: str,
-) -> None:
-    monkeypatch.setattr("sys.argv", ["muster", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        command_line()
-    assert ended.value.code == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert all(line.startswith("muster: ") for line in error.splitlines())
-
-
 @pytest.mark.parametrize("arguments", [["--version"], ["version"]])
 def test_version_names_what_a_report_needs(arguments: list[str]) -> None:
     shown = CliRunner().invoke(program, arguments).output
     assert shown.startswith(f"muster {muster.__version__}")
     assert all(word in shown for word in ("store schema 1", "python 3.", "torch"))
-
-
-@pytest.mark.parametrize(
-    ("trouble", "said"),
-    [
-        ("Failed to connect to remote host: Connection refused", "nothing listens there"),
-        ("DNS resolution failed for nowhere:2379", "the name is not known"),
-        ("CERTIFICATE_VERIFY_FAILED", "the certificates do not fit"),
-        ("DEADLINE_EXCEEDED", "it does not answer"),
-        ("", "it does not answer"),
-        ("something new", "something new"),
-    ],
-)
-def test_why_a_store_cannot_be_reached(trouble: str, said: str) -> None:
-    assert said in outage_cause(trouble)
 
 
 @pytest.mark.parametrize(

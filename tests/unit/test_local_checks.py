@@ -16,9 +16,9 @@ from click.testing import CliRunner, Result
 from agent.job_config import JobConfig
 from agent.verdict.view import JobView
 from console.local import command, request
-from console.local.launch_line import interpreter_of, read_launch_line, script_fault
+from console.local.launch_line import interpreter_of, script_fault
 from console.local.settings import LocalSettings, Reach, read_event
-from rdzv.errors import ConfigError, StoreUnavailable
+from rdzv.errors import StoreUnavailable
 from rdzv.records.policy import JobPolicy
 from rdzv.snapshot import Snapshot, listing_of
 from tests.support.records import member
@@ -28,48 +28,62 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="muster local ru
 REACH = Reach(nodes=3, slots=2, sizes=JobPolicy(1, 4))
 
 
-def faults(*texts: str, reach: Reach = REACH) -> list[str]:
+EVEN = Reach(nodes=4, slots=1, sizes=JobPolicy(2, 4, unit=2))
+
+
+def faults(*texts: str, reach: Reach) -> list[str]:
     return list(reach.faults([read_event(text) for text in texts]))
 
 
 @pytest.mark.parametrize(
-    ("texts", "sentence"),
+    ("reach", "texts", "sentence"),
     [
-        (["kill:node-9@30s"], "there is no node-9: the nodes are node-0 to node-2"),
-        (["add@10s", "kill:node-4@30s"], "there is no node-4: the nodes are node-0 to node-3"),
-        (["add@40s", "kill:node-3@30s"], "there is no node-3 so early: the nodes are node-0 to"),
-        (["drain:rank6@30s"], "there is no rank 6; there are 3 nodes with 2 ranks each: rank"),
-        (["kill:node-0@world8"], "no world of 8 ranks can form: the largest has 6"),
-        (["kill:node-0@world3"], "no world of 3 ranks can form: a node has 2"),
-        (["kill:launcher@3s"], "there is no launcher: torchrun runs on each node"),
+        (REACH, ["kill:node-9@30s"], "there is no node-9: the nodes are node-0 to node-2"),
+        (
+            REACH,
+            ["add@10s", "kill:node-4@30s"],
+            "there is no node-4: the nodes are node-0 to node-3",
+        ),
+        (
+            REACH,
+            ["add@40s", "kill:node-3@30s"],
+            "there is no node-3 so early: the nodes are node-0",
+        ),
+        (
+            REACH,
+            ["drain:rank6@30s"],
+            "there is no rank 6; there are 3 nodes with 2 ranks each: rank",
+        ),
+        (REACH, ["kill:node-0@world8"], "no world of 8 ranks can form: the largest has 6"),
+        (REACH, ["kill:node-0@world3"], "no world of 3 ranks can form: a node has 2"),
+        (REACH, ["kill:launcher@3s"], "there is no launcher: torchrun runs on each node"),
+        (
+            EVEN,
+            ["kill:rank0@world3"],
+            "no world of 3 ranks can form: the sizes are min 2 and max 4, in multiples of 2",
+        ),
     ],
 )
-def test_an_event_that_can_never_fit_is_refused(texts: list[str], sentence: str) -> None:
-    (fault,) = faults(*texts)
+def test_an_event_that_can_never_fit_is_refused(
+    reach: Reach, texts: list[str], sentence: str
+) -> None:
+    (fault,) = faults(*texts, reach=reach)
     assert fault.startswith(f"--event {read_event(texts[-1])}: {sentence}")
 
 
 @pytest.mark.parametrize(
-    "texts",
+    ("reach", "texts"),
     [
-        ["kill:node-2@30s", "drain:rank5@30s", "kill:node-0@world6+3s"],
-        ["add@10s", "kill:node-3@30s", "kill:rank7@20s", "kill:rank0@world8"],
-        ["add:node-7@10s", "kill:node-7@world2+1s"],
-        ["kill:node-1@5s", "add:node-1@9s", "add:node-0@20s"],
-        ["kill:rank0@world2", "kill:rank0@world4"],
+        (REACH, ["kill:node-2@30s", "drain:rank5@30s", "kill:node-0@world6+3s"]),
+        (REACH, ["add@10s", "kill:node-3@30s", "kill:rank7@20s", "kill:rank0@world8"]),
+        (REACH, ["add:node-7@10s", "kill:node-7@world2+1s"]),
+        (REACH, ["kill:node-1@5s", "add:node-1@9s", "add:node-0@20s"]),
+        (REACH, ["kill:rank0@world2", "kill:rank0@world4"]),
+        (EVEN, ["kill:rank0@world4"]),
     ],
 )
-def test_an_event_that_may_fit_is_taken(texts: list[str]) -> None:
-    assert faults(*texts) == []
-
-
-def test_a_world_has_a_size_that_is_allowed() -> None:
-    reach = Reach(nodes=4, slots=1, sizes=JobPolicy(2, 4, unit=2))
-    assert faults("kill:rank0@world3", reach=reach) == [
-        "--event kill:rank0@world3+0s: no world of 3 ranks can form:"
-        " the sizes are min 2 and max 4, in multiples of 2"
-    ]
-    assert faults("kill:rank0@world4", reach=reach) == []
+def test_an_event_that_may_fit_is_taken(reach: Reach, texts: list[str]) -> None:
+    assert faults(*texts, reach=reach) == []
 
 
 def local(tmp_path: Path, *words: str) -> Result:
@@ -114,10 +128,6 @@ def test_a_syntax_error_is_found(tmp_path: Path, text: str, sentence: str) -> No
     fault = script_fault((sys.executable,), str(script), needs_torch=False)
     assert sentence in fault
     assert "\n" not in fault
-
-
-def test_a_script_that_is_right_has_no_fault(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
     script.write_text("import nothing_of_that_name\nraise SystemExit(1)\n")
     assert script_fault((sys.executable,), str(script), needs_torch=False) == ""
 
@@ -146,34 +156,6 @@ def test_the_python_of_a_launcher(tmp_path: Path, head: str, words: tuple[str, .
     program.write_text(head)
     assert interpreter_of(program) == words
     assert interpreter_of(tmp_path / "none") == ()
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["torchrun train.py"], "remove the quotes: -- torchrun train.py"),
-        (["accelerate", "launch", "t.py"], "accelerate cannot be started here: write torchrun"),
-        (["deepspeed", "t.py"], "deepspeed cannot be started here: write torchrun"),
-    ],
-)
-def test_another_way_to_start_it_is_named(words: list[str], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        read_launch_line(words, {})
-
-
-def test_a_wrong_job_name_is_found(tmp_path: Path) -> None:
-    refused = local(tmp_path, "--job", "my job", "--namespace", "a b", "--", "torchrun", __file__)
-    assert refused.exit_code == 2
-    assert "--job (MUSTER_JOB): 'my job' is wrong" in said(refused)
-    assert "--namespace (MUSTER_NAMESPACE): 'a b' is wrong" in said(refused)
-
-
-def test_a_wrong_number_is_named_once(tmp_path: Path) -> None:
-    none = said(local(tmp_path, "--nodes", "0", "--", "torchrun", __file__))
-    assert "--nodes 0: choose from 1 to 64" in none
-    assert "--min" not in none
-    above = said(local(tmp_path, "--nodes", "3", "--min", "4", "--", "torchrun", __file__))
-    assert "--min 4: only 3 nodes start; lower --min, or start more by --nodes or add" in above
 
 
 def test_a_store_that_does_not_answer_is_found(
@@ -259,25 +241,34 @@ def test_sizes_are_those_of_the_sidecars(runs: list[LocalSettings], tmp_path: Pa
         ((), 2, 5),
         ((1, 4), 1, 2),
     ]
-    refused = command_local(tmp_path, "--max", "4", "--unit", "5")
-    assert refused.exit_code == 2
-    assert "no multiple of 5 lies between min 1 and max 4" in " ".join(refused.output.split())
 
 
-def test_both_times_that_are_wrong_are_told_with_what_was_expected(
-    runs: list[LocalSettings], tmp_path: Path
+@pytest.mark.parametrize(
+    ("words", "sentences"),
+    [
+        (
+            ["--job", "my job", "--namespace", "a b"],
+            ["--job (MUSTER_JOB): 'my job' is wrong", "--namespace (MUSTER_NAMESPACE): 'a b' is"],
+        ),
+        (
+            ["--lease-ttl", "soon", "--grace", "0.5s"],
+            [
+                "--lease-ttl (MUSTER_LEASE_TTL): 'soon' is wrong: expected a time such",
+                "--grace (MUSTER_GRACE_S): '0.5s' is wrong: expected 1s to",
+            ],
+        ),
+        (["--nodes", "0"], ["--nodes 0: choose from 1 to 64"]),
+        (["--min", "3"], ["--min 3: only 2 nodes start; lower --min, or start more by --nodes or"]),
+        (["--max", "4", "--unit", "5"], ["no multiple of 5 lies between min 1 and max 4"]),
+    ],
+)
+def test_all_that_is_wrong_is_told_at_once_and_nothing_is_run(
+    runs: list[LocalSettings], tmp_path: Path, words: list[str], sentences: list[str]
 ) -> None:
-    refused = command_local(tmp_path, "--lease-ttl", "soon", environ={"MUSTER_GRACE_S": "0.5s"})
+    refused = command_local(tmp_path, *words)
     assert refused.exit_code == 2
-    assert "--lease-ttl (MUSTER_LEASE_TTL): 'soon' is wrong: expected a time such" in refused.output
-    assert "--grace (MUSTER_GRACE_S): '0.5s' is wrong: expected 1s to" in refused.output
-    assert runs == []
-
-
-def test_a_min_above_max_is_refused(runs: list[LocalSettings], tmp_path: Path) -> None:
-    refused = command_local(tmp_path, "--min", "3")
-    assert refused.exit_code == 2
-    assert "--min 3: only 2 nodes start; lower --min" in " ".join(refused.output.split())
+    assert all(sentence in said(refused) for sentence in sentences)
+    assert ("--min" in said(refused)) is ("--min" in words), "a wrong number is named once"
     assert runs == []
 
 

@@ -50,46 +50,43 @@ class Told:
         return result_rows(self.timeline, None)
 
 
+def trained(size: int = 2) -> Told:
+    """One that trains until second 10."""
+    return Told().world(1, size, (1, 1), (10, 90))
+
+
+def killed() -> Told:
+    return trained(3).at(10, "kill", "node-0")
+
+
 def test_a_kill_and_a_drain_have_a_pause_and_steps() -> None:
-    told = Told().world(1, 3, (1, 1), (10, 90)).at(10, "kill", "node-0")
-    told.world(2, 2, (24, 60), (40, 200)).at(40, "drain", "node-1")
+    told = killed().world(2, 2, (24, 60), (40, 200)).at(40, "drain", "node-1")
     told.at(40.2, "released", "node-1", "membership").world(3, 1, (42, 201), (50, 300))
     assert told.rows == [
         ("kill node-0", "14.0 s pause", "31 steps again"),
         ("drain node-1", "2.0 s pause", "no step lost"),
     ]
-    assert told.timeline.worlds.steps_trained_again == 31
 
 
 def test_an_event_that_stops_no_world_costs_nothing() -> None:
     told = Told().world(1, 2, (1, 1), (30, 300)).at(5, "kill-sidecar", "node-0")
-    told.at(8, "kill", "node-2")
-    assert told.rows == [
-        ("kill-sidecar node-0", "no pause", "trained on"),
-        ("kill node-2", "no pause", "trained on"),
-    ]
+    assert told.rows == [("kill-sidecar node-0", "no pause", "trained on")]
 
 
 def test_an_added_node_counts_with_the_world_that_it_enlarges() -> None:
-    told = Told().world(1, 3, (1, 1), (10, 90)).at(10, "kill", "node-0").at(11, "add", "node-3")
-    told.world(2, 2, (24, 60), (30, 120)).world(3, 3, (33, 121), (50, 300))
+    told = killed().at(11, "add", "node-3").world(2, 2, (24, 60), (30, 120))
+    told.world(3, 3, (33, 121), (50, 300))
     assert [row[0] for row in told.rows] == ["kill node-0", "add node-3"]
-    at_once = Told().world(1, 3, (1, 1), (10, 90)).at(10, "kill", "node-0").at(11, "add", "node-3")
-    at_once.world(2, 3, (24, 60), (30, 120))
+    at_once = killed().at(11, "add", "node-3").world(2, 3, (24, 60), (30, 120))
     assert [row[0] for row in at_once.rows] == ["kill node-0, add node-3"]
 
 
-@pytest.mark.parametrize("later", [False, True])
-def test_an_event_before_the_first_step_has_not_left_a_world_that_trained_on(later: bool) -> None:
-    told = Told().at(5, "kill", "node-1").at(6, "add", "node-1").world(1, 2, (20, 1), (30, 90))
-    early = [
-        ("kill node-1", "", "before the first step"),
-        ("add node-1", "", "before the first step"),
-    ]
-    if later:
-        told.at(30, "kill", "node-0").world(2, 1, (40, 91), (50, 200))
-    drill = [("kill node-0", "10.0 s pause", "no step lost")]
-    assert told.rows == early + (drill if later else [])
+def test_an_event_before_the_first_step_has_not_left_a_world_that_trained_on() -> None:
+    told = Told().at(5, "kill", "node-1").world(1, 2, (20, 1), (30, 90))
+    early = [("kill node-1", "", "before the first step")]
+    assert told.rows == early
+    told.at(30, "kill", "node-0").world(2, 1, (40, 91), (50, 200))
+    assert told.rows == [*early, ("kill node-0", "10.0 s pause", "no step lost")]
 
 
 @pytest.mark.parametrize(
@@ -103,8 +100,7 @@ def test_an_event_before_the_first_step_has_not_left_a_world_that_trained_on(lat
     ],
 )
 def test_what_people_and_the_store_do_is_an_event(what: str, who: str, label: str) -> None:
-    told = Told().world(1, 2, (1, 1), (10, 90)).at(10, what, who, "membership")
-    told.world(2, 3, (12, 91), (30, 300))
+    told = trained().at(10, what, who, "membership").world(2, 3, (12, 91), (30, 300))
     assert told.rows == [(label, "2.0 s pause", "no step lost")]
     picture = draw_picture(told.timeline)
     assert f'>{label}<tspan class="cost" dx="6">2.0 s, no step lost</tspan></text>' in picture
@@ -112,61 +108,64 @@ def test_what_people_and_the_store_do_is_an_event(what: str, who: str, label: st
 
 
 def test_a_change_without_an_event_is_explained_by_what_came_before_it() -> None:
-    told = Told().world(1, 2, (1, 1), (10, 90)).at(10, "error", "node-1", "node")
-    told.world(2, 2, (14, 51), (30, 300))
+    told = trained().at(10, "error", "node-1", "node").world(2, 2, (14, 51), (30, 300))
     assert told.rows == [("error node-1", "4.0 s pause", "40 steps again")]
 
 
 def test_after_the_last_world_nothing_is_claimed() -> None:
-    told = Told().world(1, 2, (1, 1), (10, 90)).at(10, "kill", "node-1")
+    told = trained().at(10, "kill", "node-1")
     assert told.rows == [("kill node-1", "", "training did not go on")]
     assert Told().at(10, "kill", "node-1").rows == [("kill node-1", "", "cost unknown: no steps")]
     told.timeline.worlds.fault = "they begin again in each epoch"
     assert told.rows == [("kill node-1", "", "cost unknown: no steps")]
+    added = trained().at(12, "add", "node-2").at(14, "closed", kind="round")
+    assert added.rows == [("add node-2", "", "training did not go on")]
+    added.timeline.record("round", "closed", "", "job finished")
+    assert added.rows == [("add node-2", "no pause", "after the last step")]
 
 
 def muster_and_torchrun(status: int) -> tuple[Told, Native]:
-    told = Told().world(1, 3, (1, 1), (10, 90)).at(10, "kill", "node-0")
-    told.world(2, 2, (12, 91), (30, 300)).at(30, "drain", "node-1")
+    told = killed().world(2, 2, (12, 91), (30, 300)).at(30, "drain", "node-1")
     told.world(3, 1, (31, 301), (40, 400)).at(40, "end", "", "end")
     # On torchrun another node hosts rank 0 then: the events are the same.
-    alone = Told().world(1, 3, (1, 1), (10, 90)).at(10, "kill", "node-0")
+    alone = killed()
     if not status:
         alone.world(2, 2, (22, 51), (40, 300))
     alone.at(99, "end", "", "end")
     return told, Native(alone.timeline, status)
 
 
-def test_torchrun_alone_stands_beside_it() -> None:
-    told, native = muster_and_torchrun(0)
-    rows = result_rows(told.timeline, native)
-    assert [row[3] for row in rows] == ["12.0 s, 40 steps again", "it did not come"]
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (0, ["12.0 s, 40 steps again", "it did not come"]),
+        (1, ["the job is dead", "the job was dead by then"]),
+    ],
+)
+def test_torchrun_alone_stands_beside_it(status: int, words: list[str]) -> None:
+    told, native = muster_and_torchrun(status)
+    assert [row[3] for row in result_rows(told.timeline, native)] == words
     assert 'class="native"' in draw_picture(told.timeline, native.timeline)
 
 
-def test_a_torchrun_that_does_not_survive_it_is_dead() -> None:
-    told, native = muster_and_torchrun(1)
-    rows = result_rows(told.timeline, native)
-    assert [row[3] for row in rows] == ["the job is dead", "the job was dead by then"]
+def printed(told: Told, native: Native | None, **screen: Any) -> str:
+    output = io.StringIO()
+    console = Console(file=output, color_system=None, **screen)
+    show_result(console, told.timeline, native, finished=True)
+    return output.getvalue()
 
 
 @pytest.mark.parametrize("columns", [80, 120, 200])
 def test_a_terminal_shows_a_box_no_wider_than_itself(columns: int) -> None:
-    told, native = muster_and_torchrun(0)
-    screen = io.StringIO()
-    console = Console(file=screen, width=columns, force_terminal=True, color_system=None)
-    show_result(console, told.timeline, native, finished=True)
-    lines = screen.getvalue().strip().splitlines()
+    shown = printed(*muster_and_torchrun(0), width=columns, force_terminal=True)
+    lines = shown.strip().splitlines()
     assert max(map(len, lines)) <= columns
     assert (lines[0][0], lines[-1][0]) == ("\u256d", "\u2570")
     assert "40.0 s; 400 steps in 3 worlds; no step lost" in lines[0]
 
 
 def test_a_pipe_gets_plain_columns() -> None:
-    told, native = muster_and_torchrun(0)
-    screen = io.StringIO()
-    show_result(Console(file=screen, width=80), told.timeline, native, finished=True)
-    lines = screen.getvalue().strip().splitlines()
+    lines = printed(*muster_and_torchrun(0), width=80).strip().splitlines()
     assert lines[0] == "40.0 s; 400 steps in 3 worlds; no step lost"
     assert lines[1].startswith("  kill node-0    2.0 s pause   no step lost   torchrun: ")
     assert lines[1].endswith("torchrun: 12.0 s, 40 steps again")
@@ -174,11 +173,9 @@ def test_a_pipe_gets_plain_columns() -> None:
 
 
 def test_a_run_without_events_has_no_box() -> None:
-    told = Told().world(1, 2, (1, 1), (10, 90)).at(11, "end", "", "end")
-    screen = io.StringIO()
-    console = Console(file=screen, width=80, force_terminal=True, color_system=None)
-    show_result(console, told.timeline, None, finished=True)
-    assert screen.getvalue() == "\n11.0 s; 90 steps in 1 world; no step lost\n"
+    told = trained().at(11, "end", "", "end")
+    shown = printed(told, None, width=80, force_terminal=True)
+    assert shown == "\n11.0 s; 90 steps in 1 world; no step lost\n"
 
 
 @pytest.mark.parametrize(
@@ -197,11 +194,9 @@ def test_a_script_with_checkpoints_elsewhere_cannot_be_compared(
 ) -> None:
     told = Told().world(1, 2, (1, 1), (10, 300)).at(11, "end", "", "end")
     alone = Told().world(1, 2, *points).at(11, "end", "", "end")
-    screen = io.StringIO()
-    native = Native(alone.timeline, 0)
-    show_result(Console(file=screen, width=200), told.timeline, native, finished=True)
-    assert ("warning: " in screen.getvalue()) is bool(warning)
-    assert warning in screen.getvalue()
+    shown = printed(told, Native(alone.timeline, 0), width=200)
+    assert ("warning: " in shown) is bool(warning)
+    assert warning in shown
 
 
 def three_times(told: Told) -> Told:
@@ -231,14 +226,6 @@ def test_the_picture_has_the_end_and_the_costs_of_torchrun_alone() -> None:
     assert "the job is dead</text>" in drawn
     assert ">torchrun: 3.0 s, no step lost<" in drawn
     assert 'class="alone"' in drawn
-
-
-def test_a_node_that_comes_after_the_last_step_costs_nothing() -> None:
-    told = Told().world(1, 2, (1, 1), (10, 90)).at(12, "add", "node-2")
-    told.at(14, "closed", kind="round")
-    assert told.rows == [("add node-2", "", "training did not go on")]
-    told.timeline.record("round", "closed", "", "job finished")
-    assert told.rows == [("add node-2", "no pause", "after the last step")]
 
 
 def moment(what: str, detail: str, at_s: float = 0.0) -> Moment:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -23,10 +23,10 @@ from console.local.node import start_nothing_again
 from console.local.payload import CentralLauncher, Ending, central_status, last_words
 from console.local.processes import NODE_MARK, RUN_MARK, end_all, free_ports, marked, send_to_all
 from console.local.settings import LocalSettings, read_delivery
-from console.local.timeline import Progress, Worlds
 from launcher_shim.pod.ranks import restart_steps
 from rdzv.errors import ConfigError
 from rdzv.records.policy import JobPolicy
+from tests.support.waiting import wait_until
 
 
 def central(command: str, nodes: int = 1, least: int = 1, most: int = 1) -> CentralLauncher:
@@ -59,46 +59,31 @@ def options_of(command: tuple[str, ...]) -> dict[str, str]:
     return dict(pairwise(command))
 
 
+OF_TORCH = {"PET_NPROC_PER_NODE": "2", "PET_MAX_RESTARTS": "2"}
+
+
 @pytest.mark.parametrize(
-    ("command", "slots"),
+    ("command", "environ", "slots", "restarts"),
     [
-        ("torchrun train.py", 1),
-        ("/opt/env/bin/torchrun --nproc-per-node=2 train.py --nnodes=9", 2),
-        ("torchrun --nproc_per_node 4 train.py", 4),
-        ("torchrun --nproc 4 -r 3 -m package.train --rdzv-id=x", 4),
-        ("torchrun --max-restarts 3 train.py --standalone", 1),
-        ("torchrun --no-python --tee 3 ./train.sh --node-rank 1", 1),
-        ("python -m torch.distributed.run --nproc-per-node=2 train.py", 2),
-        ("/usr/bin/python3.12 -u -m torch.distributed.run train.py", 1),
-        ("torchrun -- train.py --nnodes 3", 1),
+        ("torchrun train.py", {}, 1, None),
+        ("torchrun train.py", OF_TORCH, 2, 2),
+        ("torchrun --nproc-per-node=3 --max-restarts 0 train.py", OF_TORCH, 3, 0),
+        ("/opt/env/bin/torchrun --nproc-per-node=2 train.py --nnodes=9", {}, 2, None),
+        ("torchrun --nproc_per_node 4 train.py", {}, 4, None),
+        ("torchrun --nproc 4 -r 3 -m package.train --rdzv-id=x", {}, 4, None),
+        ("torchrun --max-restarts 3 train.py --standalone", {}, 1, 3),
+        ("torchrun --no-python --tee 3 ./train.sh --node-rank 1", {}, 1, None),
+        ("python -m torch.distributed.run --nproc-per-node=2 train.py", {}, 2, None),
+        ("/usr/bin/python3.12 -u -m torch.distributed.run train.py", {}, 1, None),
+        ("torchrun -- train.py --nnodes 3", {}, 1, None),
     ],
 )
-def test_what_each_node_runs_of_torchrun(command: str, slots: int) -> None:
-    line = read_launch_line(command.split(), {})
-    assert line.slots == slots
+def test_what_each_node_runs_of_torchrun(
+    command: str, environ: dict[str, str], slots: int, restarts: int | None
+) -> None:
+    line = read_launch_line(command.split(), environ)
+    assert (line.slots, line.max_restarts) == (slots, restarts)
     assert line.command == tuple(command.split())
-
-
-@pytest.mark.parametrize(
-    ("command", "slots"), [("torchrun train.py", 2), ("torchrun --nproc-per-node=3 train.py", 3)]
-)
-def test_torchruns_own_variable_counts_where_the_command_does_not_say(
-    command: str, slots: int
-) -> None:
-    line = read_launch_line(command.split(), {"PET_NPROC_PER_NODE": "2"})
-    assert line.slots == slots
-    with pytest.raises(ConfigError, match=r"^PET_NPROC_PER_NODE=gpu: give a number"):
-        read_launch_line(["torchrun", "train.py"], {"PET_NPROC_PER_NODE": "gpu"})
-
-
-@pytest.mark.parametrize(
-    ("command", "restarts"), [("torchrun train.py", 2), ("torchrun --max-restarts 0 train.py", 0)]
-)
-def test_the_users_restart_budget_is_read_from_the_command_or_its_variable(
-    command: str, restarts: int
-) -> None:
-    line = read_launch_line(command.split(), {"PET_MAX_RESTARTS": "2"})
-    assert line.max_restarts == restarts
 
 
 @pytest.mark.parametrize(
@@ -176,6 +161,8 @@ def test_what_the_user_says_of_times_is_not_said_again() -> None:
         ("torchrun --nproc-per-node", "give a number"),
         ("python train.py", "python cannot be started here: write torchrun SCRIPT, because it"),
         ("python3.12 -m train", "python3.12 cannot be started here: write torchrun"),
+        ("accelerate launch t.py", "accelerate cannot be started here: write torchrun"),
+        ("deepspeed t.py", "deepspeed cannot be started here: write torchrun"),
         ("python -m horovod.runner.gloo_run", "python cannot be started here"),
         ("./train.sh", "no launcher"),
         ("", "no command"),
@@ -185,6 +172,20 @@ def test_what_is_refused_says_why_and_what_to_do_instead(command: str, sentence:
     with pytest.raises(ConfigError, match=sentence) as refused:
         read_launch_line(command.split(), {})
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "sentence"),
+    [
+        (["torchrun train.py"], {}, "remove the quotes: -- torchrun train.py"),
+        (["torchrun", "t.py"], {"PET_NPROC_PER_NODE": "gpu"}, "^PET_NPROC_PER_NODE=gpu: give a"),
+    ],
+)
+def test_what_is_wrong_besides_the_words(
+    words: list[str], environ: dict[str, str], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        read_launch_line(words, environ)
 
 
 @pytest.mark.parametrize(
@@ -204,22 +205,6 @@ def test_horovodrun_is_never_started_again() -> None:
     launcher = central("horovodrun t")
     ends = [launcher.after("launcher", status, 0)[0] for status in (0, 1, 137)]
     assert ends == ["done", "failed", "failed"]
-
-
-def test_a_rank_0_that_goes_on_in_a_world_of_another_size_begins_one() -> None:
-    worlds = Worlds()
-
-    def see(at_s: float, step: int, pid: int, size: int) -> str | None:
-        return worlds.see(at_s, Progress(pid, 0, size, 0, step, 0.0))
-
-    see(1.0, 1, 7, 2)
-    assert see(2.0, 9, 7, 3) == (
-        "trains again at step 9 in a world of 3 after 1.0 s, no step is lost"
-    )
-    assert see(3.0, 20, 7, 2) is not None
-    assert see(4.0, 30, 8, 2) is not None
-    assert see(5.0, 31, 7, 2) is None
-    assert [world.size for world in worlds.all] == [2, 3, 2, 2]
 
 
 def test_what_workers_said_last_is_not_hidden_by_horovodruns_traceback() -> None:
@@ -273,13 +258,6 @@ def start(command: list[str], run: str, node: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "the condition did not come true in time"
-        time.sleep(0.01)
-
-
 def close(process: subprocess.Popen[str]) -> None:
     process.wait(PATIENCE_S)
     if process.stdout is not None:
@@ -290,7 +268,7 @@ def test_a_node_is_its_own_processes_and_no_others(run: str) -> None:
     first = start(["sleep", "600"], run, "node-0")
     second = start(["sleep", "600"], run, "node-1")
     longer_name = start(["sleep", "600"], run, "node-10")
-    wait_until(lambda: len(marked(run)) == 3)
+    wait_until(lambda: len(marked(run)) == 3, PATIENCE_S, "all have begun")
     assert marked(run, "node-1") == {second.pid}
     left = end_all(lambda: marked(run, "node-1"), {second.pid}, time.monotonic() + PATIENCE_S)
     assert left == set()
@@ -306,21 +284,21 @@ def test_an_orphan_in_its_own_session_is_still_found(run: str) -> None:
     assert parent.stdout is not None
     orphan = int(parent.stdout.readline())
     close(parent)
-    wait_until(lambda: marked(run) == {orphan})
+    wait_until(lambda: marked(run) == {orphan}, PATIENCE_S, "it is found")
 
 
 def test_a_stopped_node_goes_on(run: str) -> None:
     process = start(["sleep", "600"], run, "node-0")
-    wait_until(lambda: marked(run) == {process.pid})
+    wait_until(lambda: marked(run) == {process.pid}, PATIENCE_S, "it has begun")
     send_to_all(lambda: marked(run), signal.SIGSTOP)
 
     def state() -> str:
         stat = Path(f"/proc/{process.pid}/stat").read_text()
         return stat.rpartition(")")[2].split()[0]
 
-    wait_until(lambda: state() == "T")
+    wait_until(lambda: state() == "T", PATIENCE_S, "it is stopped")
     send_to_all(lambda: marked(run), signal.SIGCONT)
-    wait_until(lambda: state() == "S")
+    wait_until(lambda: state() == "S", PATIENCE_S, "it goes on")
     process.kill()
     close(process)
 
@@ -331,18 +309,13 @@ def test_the_sweeper_ends_the_run_when_its_parent_is_gone(run: str, tmp_path: Pa
     command = [sys.executable, "-m", "console.local.processes", run, str(disks)]
     sweeper = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT)
     process = start(["sleep", "600"], run, "node-0")
-    wait_until(lambda: marked(run) == {process.pid})
+    wait_until(lambda: marked(run) == {process.pid}, PATIENCE_S, "it has begun")
     assert sweeper.stdin is not None
     sweeper.stdin.close()
     assert process.wait(PATIENCE_S) == -signal.SIGKILL
     assert sweeper.wait(PATIENCE_S) == 0
     assert not disks.exists()
     close(process)
-
-
-def test_ports_that_were_given_out_are_not_chosen_again() -> None:
-    given = set(free_ports(5, Random(1)))
-    assert not given & set(free_ports(5, Random(1), given))
 
 
 def test_free_ports_are_free_and_differ() -> None:
@@ -355,7 +328,10 @@ def test_free_ports_are_free_and_differ() -> None:
             listener.bind(("127.0.0.1", port))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", ports[0]))
-        assert ports[0] not in free_ports(5, Random(1))
+        others = free_ports(5, Random(1))
+    assert ports[0] not in others
+    given = {*ports, *others}
+    assert not given & {*free_ports(5, Random(1), given)}, "what was given out is not chosen again"
 
 
 def test_a_node_that_is_told_to_end_starts_no_torchrun_again(tmp_path: Path) -> None:

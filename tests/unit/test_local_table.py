@@ -225,9 +225,6 @@ def test_anything_else_is_refused_in_one_sentence(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "event"),
     [
-        ("add@10s", Event(10, "add", None)),
-        ("add:node-1@20s", Event(20, "add", "node-1")),
-        ("kill:rank0@1.5s", Event(1.5, "kill", "rank0")),
         ("stop:node-12@2m", Event(120, "stop", "node-12")),
         ("add@15", Event(15, "add", None)),
         ("add@1.5h", Event(5400, "add", None)),
@@ -267,8 +264,3 @@ def test_neighbours_of_one_size_wait_for_the_same_world() -> None:
         ["kill:rank0@world3+0s"],
         ["add@world2+0s"],
     ]
-
-
-def test_the_rank_that_a_target_names() -> None:
-    assert read_event("kill:rank12@1s").target_rank == 12
-    assert read_event("kill:node-1@1s").target_rank is None

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from console.local.job_in_store import Outages, RoundFollower
 from console.local.payload import Closing
-from console.local.picture import WIDTH, Axis, draw_picture, nice_step
+from console.local.picture import WIDTH, Axis, draw_picture
 from console.local.timeline import (
     MAX_POINTS,
     Moment,
@@ -214,12 +214,6 @@ def test_an_axis_has_few_round_ticks_and_reaches_the_largest_value(
     assert f"{axis.step:g}".strip("0").strip(".")[:1] in "125"
 
 
-def test_round_steps() -> None:
-    assert [nice_step(raw) for raw in (0.1, 1, 1.2, 3, 7, 12, 50, 51)] == [
-        1, 1, 2, 5, 10, 20, 50, 100,
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("details", "sentence"),
     [
@@ -265,10 +259,14 @@ def test_a_world_is_told_from_the_next_by_its_rank_0() -> None:
     assert worlds.see(21.0, at(41, pid=3)) == (
         "trains again at step 41 in a world of 2 after 1.0 s, no step is lost"
     )
+    assert worlds.see(22.0, at(42, pid=2, size=4)) is None, "the rank 0 of a former world lingers"
+    again = worlds.see(23.0, at(43, pid=3, size=3))
+    assert again is not None, "as a central launcher's goes on in a world of another size"
     assert [(world.size, world.points) for world in worlds.all] == [
         (2, [(10.0, 1), (11.0, 20)]),
         (4, [(18.5, 13), (20.0, 40)]),
         (2, [(21.0, 41)]),
+        (3, [(23.0, 43)]),
     ]
 
 
@@ -305,14 +303,6 @@ def test_the_first_world_of_a_size_from_one_on() -> None:
         worlds.see(float(pid), at(1, pid=pid, size=size))
     assert [worlds.first_of(2, start) for start in range(4)] == [0, 2, 2, None]
     assert worlds.first_of(4, 0) is None
-
-
-def test_a_rank_0_of_a_former_world_that_lingers_begins_nothing() -> None:
-    worlds = Worlds()
-    worlds.see(1.0, at(1, pid=1))
-    worlds.see(2.0, at(1, pid=2))
-    assert worlds.see(3.0, at(2, pid=1)) is None
-    assert len(worlds.all) == 2
 
 
 def test_a_long_world_keeps_its_ends_and_a_bounded_number_of_points() -> None:

@@ -25,15 +25,23 @@ def usual_store(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 MISTAKES = (
-    ("stauts", 2, "there is no command 'stauts': did you mean 'status'?"),
+    (
+        "stauts",
+        2,
+        "there is no command 'stauts': did you mean 'status'?\nmuster: see muster --help",
+    ),
+    ("xyzzy", 2, "there is no command 'xyzzy': muster --help lists them"),
     ("help stauts", 2, "there is no command 'stauts': muster --help lists them"),
     ("status --namspace x", 2, "No such option '--namspace'. Did you mean '--namespace'?"),
     ("status -o yaml", 2, "'yaml' is not one of 'json', 'wide'"),
     ("hosts -o wide", 2, "'wide' is not 'json'"),
+    ("hosts --etcd-endpoints 127.0.0.1:1", 2, "no job is named: give its name, or set --job"),
+    ("store --listen x", 2, "--listen"),
     ("history", 2, "no job is named: give its name, or set --job (MUSTER_JOB); muster list shows"),
     ("doctor", 2, "no job is named"),
     ("drain w-0", 2, "no job is named"),
-    ("drain --job a", 2, "Missing argument 'MEMBER'"),
+    ("drain --job a", 2, "Missing argument 'MEMBER', or --node\nmuster: see"),
+    ("store-role", 2, "JOB is missing"),
     ("status a --job b", 2, "two jobs are named, a and, by --job, b: name one"),
     ("status a --interval 1s", 2, "--interval is for --watch: give both, or neither"),
     ("status a -w --interval soon", 2, "--interval: 'soon' is wrong: expected a time such as 10s"),
@@ -116,18 +124,26 @@ def test_muster_alone_prints_its_help(
     assert shown.err == ""
 
 
+NO_ETCD = "what answers there is no etcd, but a web server or a proxy"
+
+
 @pytest.mark.parametrize(
-    "trouble",
+    ("trouble", "said"),
     [
-        "Range at 10.0.0.1:2379: Received http2 header with status: 404",
-        "ipv4:127.0.0.1:80: Failed parsing HTTP/2 (Expected SETTINGS frame as the first frame)",
-        "UNIMPLEMENTED: Method not found",
+        ("Failed to connect to remote host: Connection refused", "nothing listens there"),
+        ("DNS resolution failed for nowhere:2379", "the name is not known"),
+        (
+            "hostname lookup error:address lookup failed: Could not contact DNS servers",
+            "the name is not known, or no name server answers",
+        ),
+        ("CERTIFICATE_VERIFY_FAILED", "the certificates do not fit"),
+        ("Range at 10.0.0.1:2379: Received http2 header with status: 404", NO_ETCD),
+        ("ipv4:127.0.0.1:80: Failed parsing HTTP/2 (Expected SETTINGS frame as", NO_ETCD),
+        ("UNIMPLEMENTED: Method not found", NO_ETCD),
+        ("DEADLINE_EXCEEDED", "it does not answer"),
+        ("", "it does not answer"),
+        ("something new", "something new"),
     ],
 )
-def test_a_server_that_is_no_etcd_is_named_as_that(trouble: str) -> None:
-    assert outage_cause(trouble) == "what answers there is no etcd, but a web server or a proxy"
-
-
-def test_a_name_server_that_does_not_answer_is_named() -> None:
-    trouble = "hostname lookup error:address lookup failed: Could not contact DNS servers"
-    assert outage_cause(trouble) == "the name is not known, or no name server answers"
+def test_why_a_store_cannot_be_reached(trouble: str, said: str) -> None:
+    assert outage_cause(trouble).endswith(said)
