@@ -112,7 +112,19 @@ class SectionedOption(click.Option):
         self.section = section
 
 
-class Command(click.Command):
+class _ExamplesFirst(click.Command):
+    """A command whose help begins with examples."""
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help, the examples before options and commands."""
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        _write_examples(self.epilog, formatter)
+        self.format_options(ctx, formatter)
+        self.format_epilog(ctx, formatter)
+
+
+class Command(_ExamplesFirst):
     """A command whose help begins with examples, and ends with its exit statuses.
 
     ``tables``: further tables of its help, by title; each maps a word to its explanation.
@@ -131,14 +143,6 @@ class Command(click.Command):
         of_stores = STORE_STATUSES if STORE_SECTION in sections else {}
         of_clusters = CLUSTER_STATUSES if CLUSTER_SECTION in sections else {}
         self.statuses = {**STATUSES, **of_clusters, **of_stores, **(statuses or {})}
-
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the help, the examples before the options."""
-        self.format_usage(ctx, formatter)
-        self.format_help_text(ctx, formatter)
-        _write_examples(self.epilog, formatter)
-        self.format_options(ctx, formatter)
-        self.format_epilog(ctx, formatter)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options by section; of those of the store one, and where the others are."""
@@ -168,7 +172,7 @@ class Command(click.Command):
             )
 
 
-class CommandsByTask(click.Group):
+class CommandsByTask(_ExamplesFirst, click.Group):
     """A group that imports a command only when it is asked for, and lists them by task.
 
     ``tasks``: task → name of a command → its entry; ``aliases``: another name → the name of a
@@ -219,14 +223,6 @@ class CommandsByTask(click.Group):
                 formatter.write_dl(
                     [(name.ljust(width), entry.says) for name, entry in commands.items()]
                 )
-
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the help, the examples before the commands."""
-        self.format_usage(ctx, formatter)
-        self.format_help_text(ctx, formatter)
-        _write_examples(self.epilog, formatter)
-        self.format_options(ctx, formatter)
-        self.format_epilog(ctx, formatter)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the epilog without its examples."""

@@ -45,8 +45,6 @@ IN_A_SIDECAR = "console.remote.passing:in_a_sidecar"
 LISTENS_TIMEOUT_S = 1.0
 """Ends a look at a loopback address; even a process that is stopped is connected to at once."""
 
-CLUSTER_OPTIONS = ("kubeconfig", "context")
-
 
 def job_names(ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
     """Return the jobs of ``muster local`` here and of the cluster's namespace that begin so."""
@@ -280,7 +278,9 @@ def shown_with(command: Command, *, forms: Sequence[str] = ("json",)) -> Command
     def read(interval: str | None, **arguments: Any) -> Any:
         if interval is not None and not arguments["watch"]:
             raise ConfigError("--interval is for --watch: give both, or neither")
-        return command(interval_s=_interval_s(interval), **arguments)
+        read_s = duration_s(0.1, 3600)
+        interval_s = 0.0 if interval is None else read_option("--interval", read_s, interval)
+        return command(interval_s=interval_s, **arguments)
 
     read = click.option(
         "--interval",
@@ -317,8 +317,9 @@ def printed(
     return click.option("--json", "as_json", is_flag=True, help=says)(read)
 
 
-def _interval_s(text: str | None) -> float:
+def read_option(flag: str, parse: Callable[[str], T], text: str) -> T:
+    """Return the value of an option; raises ``ConfigError`` that names it."""
     try:
-        return 0.0 if text is None else duration_s(0.1, 3600)(text)
+        return parse(text)
     except ValueError as error:
-        raise ConfigError(f"--interval: {text!r} is wrong: {error}") from error
+        raise ConfigError(f"{flag}: {text!r} is wrong: {error}") from error

@@ -16,6 +16,7 @@ from typing import IO, TextIO
 
 import click
 
+from agent.telemetry.logs import printable
 from agent.verdict.states import Level
 
 COLOURS: Mapping[Level, str] = {
@@ -74,10 +75,7 @@ def wrapped(text: str, stream: IO[str], indent: int) -> str:
 
 
 def broken(text: str, columns: int, indent: int) -> str:
-    """Wrap one line of ``text`` at ``columns``; a word that is longer than that stays whole.
-
-    Output to anything else keeps each line whole, as for ``grep``.
-    """
+    """Wrap one line of ``text`` at ``columns``; a word that is longer than that stays whole."""
     # Keep a number with its unit: textwrap does not break a line at a no-break space.
     made = textwrap.fill(
         _QUANTITY.sub("\\1\N{NO-BREAK SPACE}\\2", text),
@@ -94,3 +92,8 @@ def columns_of(stream: IO[str]) -> int:
     told = os.environ.get("COLUMNS", "")
     given = int(told) if told.isdecimal() else 0
     return given or os.get_terminal_size(stream.fileno()).columns or UNKNOWN_COLUMNS
+
+
+def note(sentence: str) -> None:
+    """Print a remark that is not the result."""
+    click.echo(f"muster: {printable(sentence)}", err=True)

@@ -165,8 +165,7 @@ def _entry(path: Path, key: str, value: Any) -> tuple[str, str]:
 class RunningJob:
     """A job that ``muster local`` runs, and the process that does. ``logs``: the directory.
 
-    Each has a file in the user's state directory, which the run holds a lock on. What has ended
-    is kept, one run of each job, as its logs are.
+    What has ended is kept, one run of each job, as its logs are.
     """
 
     endpoints: str

@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from random import Random, SystemRandom
 from time import monotonic, time
 from typing import Any, TypeVar
@@ -25,7 +25,6 @@ from agent.job_config import JobConfig
 from agent.telemetry.logs import printable
 from agent.verdict.decision import verdict
 from agent.verdict.states import STATES, Level
-from agent.verdict.view import JobView, view_of
 from console.doctor.diagnosis import (
     READ_FAULT_S,
     EndpointReport,
@@ -37,15 +36,13 @@ from console.doctor.diagnosis import (
 )
 from console.doctor.job import Finding, worst_first
 from console.help import Command
-from console.job.reading import jobs_in
+from console.job.reading import jobs_in, read_view
 from console.options import configured_by, job_named, printed
 from console.styling import coloured, symbol, wrapped
 from console.whereabouts import ClusterOptions, defaults_of_file
 from launcher_shim.exit_status import EXIT_DONE, EXIT_FAULT, EXIT_UNAVAILABLE
 from rdzv.errors import StoreError, StoreRefused
 from rdzv.keys import JobKeys
-from rdzv.membership import snapshot_of
-from rdzv.mirror import read_all
 from rdzv.sentences import counted
 from rdzv.store import Compare, Delete, Put, Store
 from rdzv.store.access import Access
@@ -81,7 +78,7 @@ async def examine(config: JobConfig, random: Random) -> Report:
     store = open_store(access)
     try:
         rights = await _rights(store, keys.probe(f"{random.getrandbits(48):012x}"), random)
-        view = await _unless_refused(lambda: _view(store, keys))
+        view = await _unless_refused(lambda: read_view(store, keys, timeout_s=CALL_TIMEOUT_S))
         others = None
         if view is not None and view.job is None:
             others = await _unless_refused(lambda: jobs_in(store, timeout_s=CALL_TIMEOUT_S))
@@ -177,11 +174,6 @@ async def _members(access: Access) -> tuple[EtcdMember, ...]:
     return tuple(EtcdMember(member_id, name) for member_id, name in members)
 
 
-async def _view(store: Store, keys: JobKeys) -> JobView:
-    read = await read_all(store, keys.prefix, timeout_s=CALL_TIMEOUT_S)
-    return view_of(keys, snapshot_of(keys, read), read.kvs)
-
-
 async def _unless_refused(ask: Callable[[], Awaitable[T]]) -> T | None:
     """Await an answer that not every user or server gives; None if it fails or times out."""
     try:
@@ -209,7 +201,7 @@ def of_a_cluster(command: Callable[..., int]) -> Callable[..., int]:
         findings = cluster_findings(options.kubeconfig, options.context)
         status = _found(findings)
         if arguments["as_json"] or arguments["form"] == "json":
-            click.echo(json.dumps({"status": status, "findings": _shown(findings)}))
+            click.echo(json.dumps({"status": status, "findings": list(map(asdict, findings))}))
         else:
             _tell(findings, every=arguments["every"])
         return status
@@ -345,17 +337,5 @@ def _json(report: Report, findings: Sequence[Finding], status: int) -> object:
         if (job := report.job) is None or job.job is None
         else verdict(job, report.now_unix_s).as_json(),
         "do_first": the_one_thing(findings),
-        "findings": _shown(findings),
+        "findings": list(map(asdict, findings)),
     }
-
-
-def _shown(findings: Sequence[Finding]) -> list[dict[str, str]]:
-    return [
-        {
-            "check": finding.check,
-            "level": finding.level,
-            "sentence": finding.sentence,
-            "remedy": finding.remedy,
-        }
-        for finding in findings
-    ]

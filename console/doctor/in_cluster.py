@@ -11,7 +11,7 @@ import base64
 import binascii
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 
 from console.doctor.cluster_findings import AskingPod, ChartPart, Cluster, Hook, Probe, findings_of
 from console.doctor.job import Finding
+from console.remote.pods import NOT_FOUND, listed
 from controller.access.secret import is_ours
 from controller.cluster import paths
 from controller.cluster.access import ClusterAccess, access_of
@@ -35,7 +36,6 @@ LABEL = "muster.dev/inject"
 TRIED_IN = "default"
 HOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
-PAGE = 500
 SECRETS_MOST = 50
 """The most Secrets to read of those that pods name: each is one request. A job has one Secret."""
 OURS = "labelSelector=app.kubernetes.io%2Fname%3Dmuster"
@@ -47,7 +47,6 @@ ELECTED_S = 3.0
 """Time after which the members are asked once more, in seconds: while they elect, two may say that
 they lead."""
 NOT_KNOWN = 401
-NOT_THERE = 404
 
 
 async def examine_cluster(api: ClusterApi, now: Callable[[], datetime]) -> Cluster:
@@ -102,7 +101,7 @@ async def examine_cluster(api: ClusterApi, now: Callable[[], datetime]) -> Clust
 
 async def _hooks(api: ClusterApi) -> tuple[Hook, ...]:
     found = []
-    async for one in _listed(api, HOOKS):
+    async for one in listed(api, HOOKS):
         for hook in one.get("webhooks") or []:
             service = hook["clientConfig"].get("service")
             if hook["name"] == HOOK and service:
@@ -114,7 +113,7 @@ async def _hooks(api: ClusterApi) -> tuple[Hook, ...]:
 
 async def _parts(api: ClusterApi, namespace: str, plural: str) -> list[ChartPart]:
     found = []
-    async for one in _listed(api, f"/apis/apps/v1/namespaces/{namespace}/{plural}?{OURS}"):
+    async for one in listed(api, f"/apis/apps/v1/namespaces/{namespace}/{plural}?{OURS}"):
         container = one["spec"]["template"]["spec"]["containers"][0]
         labels = one["metadata"].get("labels") or {}
         ready = int((one.get("status") or {}).get("readyReplicas") or 0)
@@ -126,7 +125,7 @@ async def _parts(api: ClusterApi, namespace: str, plural: str) -> list[ChartPart
 
 async def _leaders(api: ClusterApi, namespace: str) -> list[str]:
     """Return the members of the chart's etcd that lead: one, or more if they are several etcds."""
-    pods = [pod async for pod in _listed(api, f"{paths.core(namespace, 'pods')}?{MEMBERS}")]
+    pods = [pod async for pod in listed(api, f"{paths.core(namespace, 'pods')}?{MEMBERS}")]
     names = [pod["metadata"]["name"] for pod in pods]
     found = await _leading(api, namespace, names)
     if len(found) > 1:
@@ -149,7 +148,7 @@ async def _leading(api: ClusterApi, namespace: str, names: Sequence[str]) -> lis
 async def _certificates(api: ClusterApi, namespace: str) -> dict[str, datetime]:
     """Return the end of validity of each certificate in the chart's Secrets, by Secret and key."""
     found = {}
-    async for one in _listed(api, f"{paths.core(namespace, paths.SECRETS)}?{OURS}"):
+    async for one in listed(api, f"{paths.core(namespace, paths.SECRETS)}?{OURS}"):
         for key, text in (one.get("data") or {}).items():
             if key.endswith(".crt"):
                 with suppress(ValueError, binascii.Error, UnsupportedAlgorithm):
@@ -165,11 +164,11 @@ async def _pods(api: ClusterApi) -> list[Object]:
     """
     selected = f"labelSelector={LABEL.replace('/', '%2F')}"
     found: dict[str, Object] = {}
-    async for pod in _listed(api, f"/api/v1/pods?{selected}%3Dtrue"):
+    async for pod in listed(api, f"/api/v1/pods?{selected}%3Dtrue"):
         found[_key(pod)] = pod
-    async for namespace in _listed(api, f"/api/v1/namespaces?{selected}%3Dtrue"):
+    async for namespace in listed(api, f"/api/v1/namespaces?{selected}%3Dtrue"):
         of_it = paths.core(namespace["metadata"]["name"], "pods")
-        async for pod in _listed(api, f"{of_it}?{selected}%21%3Dfalse"):
+        async for pod in listed(api, f"{of_it}?{selected}%21%3Dfalse"):
             found[_key(pod)] = pod
     return [pod for _, pod in sorted(found.items()) if not _is_over(pod)]
 
@@ -191,7 +190,7 @@ async def _secret(api: ClusterApi, namespace: str, name: str) -> Object | None:
     try:
         return await api.get(f"{paths.core(namespace, paths.SECRETS)}/{name}")
     except ClusterRefused as error:
-        if error.status != NOT_THERE:
+        if error.status != NOT_FOUND:
             raise
         return None
 
@@ -292,23 +291,10 @@ async def _probe(api: ClusterApi, now: Callable[[], datetime]) -> Probe:
 
 async def _renewed(api: ClusterApi) -> dict[str, datetime]:
     found = {}
-    async for one in _listed(api, LEASES):
+    async for one in listed(api, LEASES):
         if at := (one.get("spec") or {}).get("renewTime"):
             found[one["metadata"]["name"]] = datetime.fromisoformat(at).astimezone(UTC)
     return found
-
-
-async def _listed(api: ClusterApi, path: str) -> AsyncIterator[Object]:
-    """Yield every object of a list, page by page."""
-    joined, more = "&" if "?" in path else "?", ""
-    while True:
-        read = await api.get(f"{path}{joined}limit={PAGE}{more}")
-        for one in read.get("items") or []:
-            yield one
-        following = (read.get("metadata") or {}).get("continue")
-        if not following:
-            return
-        more = f"&continue={following}"
 
 
 def _key(pod: Mapping[str, Any]) -> str:

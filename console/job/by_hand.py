@@ -24,12 +24,11 @@ from console.job.changing import (
     check_versions,
     no_member,
     present_job,
-    read_option,
     requester,
     write,
 )
 from console.job.reading import connected
-from console.options import configured_by, job_named, pod_names, printed
+from console.options import configured_by, job_named, pod_names, printed, read_option
 from rdzv.errors import ConfigError, MembershipError
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys

@@ -9,7 +9,6 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
 
 from agent.job_config import JobConfig
 from console.help import near
@@ -26,8 +25,6 @@ from rdzv.job import JobClient
 from rdzv.records.job import Job
 from rdzv.snapshot import Snapshot
 from rdzv.store import Delete, GuardedWrites, Operation, Put, Range, Store
-
-T = TypeVar("T")
 
 WRITE_TIMEOUT_S = 10.0
 
@@ -77,14 +74,6 @@ def requester(host: str = "") -> str:
         # As in the sidecar's container; OSError since Python 3.13.
         user = str(os.getuid())
     return f"{user}@{host or socket.gethostname()}"
-
-
-def read_option(flag: str, parse: Callable[[str], T], text: str) -> T:
-    """Return the value of an option; raises ``ConfigError`` that names it."""
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise ConfigError(f"{flag}: {text!r} is wrong: {error}") from error
 
 
 async def change(

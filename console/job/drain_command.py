@@ -16,10 +16,10 @@ import click
 from agent.job_config import JobConfig, StoreConfig
 from agent.telemetry.logs import printable
 from console.help import Command
-from console.job.changing import read_option, write
+from console.job.changing import write
 from console.job.drain import STATUS, DrainByHand
 from console.job.reading import connected, look_at_all
-from console.options import configured_by, pod_names, printed
+from console.options import configured_by, pod_names, printed, read_option
 from launcher_shim.exit_status import EXIT_DONE, EXIT_UNAVAILABLE
 from rdzv.drain.transactions import TOGETHER_MOST
 from rdzv.errors import MusterError
@@ -145,12 +145,12 @@ async def _drain(config: JobConfig, asked: NodeDrain) -> int:
 def show(
     job: str, member: str, phase: str, sentence: str, outcome: str, *, as_json: bool = False
 ) -> None:
-    """Print a phase of one of several drains."""
+    """Print a phase of a drain; ``job``: that of one of several drains, empty for the only one."""
     if as_json:
-        fields = {"job": job, "member": member, "phase": phase}
-        click.echo(json.dumps({**fields, "sentence": sentence, "outcome": outcome}))
+        fields = {"member": member, "phase": phase, "sentence": sentence, "outcome": outcome}
+        click.echo(json.dumps({"job": job, **fields} if job else fields))
     else:
-        click.echo(printable(f"{member}  {phase:<10} {sentence}"))
+        click.echo(printable(f"{f'{member}  ' if job else ''}{phase:<10} {sentence}"))
 
 
 def _about(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -224,17 +224,8 @@ def drain(
         return asyncio.run(drain_node(config, asked))
     assert isinstance(config, JobConfig)
     assert member is not None
-    by_hand = DrainByHand(config, member, why, _print_json if as_json else _print_line)
+    by_hand = DrainByHand(config, member, why, partial(show, "", as_json=as_json))
     if cancels:
         return asyncio.run(by_hand.cancel())
     deadline_s = read_option("--deadline", duration_s(1, 86_400), deadline)
     return asyncio.run(by_hand.drain(deadline_s, wait))
-
-
-def _print_line(member: str, phase: str, sentence: str, ending: str) -> None:
-    click.echo(printable(f"{phase:<10} {sentence}"))
-
-
-def _print_json(member: str, phase: str, sentence: str, ending: str) -> None:
-    fields = {"member": member, "phase": phase, "sentence": sentence, "outcome": ending}
-    click.echo(json.dumps(fields))

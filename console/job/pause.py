@@ -15,9 +15,9 @@ from agent.job_config import JobConfig
 from agent.telemetry.logs import printable
 from agent.verdict.view import JobView, present_view
 from console.help import Command
-from console.job.changing import check_versions, present_job, read_option, requester, write
+from console.job.changing import check_versions, present_job, requester, write
 from console.job.reading import connected, news
-from console.options import configured_by, job_named, printed
+from console.options import configured_by, job_named, printed, read_option
 from launcher_shim.pod.launchers import CENTRAL
 from rdzv.drain.standing import asked
 from rdzv.drain.transactions import first_write, lift

@@ -138,6 +138,12 @@ def endpoint_is_local(endpoint: str) -> bool:
     return endpoint.startswith(("127.", "localhost:", "[::1]:"))
 
 
+async def read_view(store: Store, keys: JobKeys, *, timeout_s: float) -> JobView:
+    """Read the job once; raises ``StoreError``."""
+    read = await read_all(store, keys.prefix, timeout_s=timeout_s)
+    return view_of(keys, snapshot_of(keys, read), read.kvs)
+
+
 async def look(config: JobConfig) -> JobView:
     """Read the job once.
 
@@ -167,7 +173,12 @@ async def look_at_all(config: AccessConfig, namespace: str | None) -> list[JobVi
         if len(known) == JOBS_MAX:
             more = f"only the first {JOBS_MAX} jobs are read: name a namespace by -n"
             click.echo(f"muster: {more}", err=True)
-        return list(await asyncio.gather(*(_view(store, keys, turns) for keys in known)))
+
+        async def view(keys: JobKeys) -> JobView:
+            async with turns:
+                return await read_view(store, keys, timeout_s=REACH_TIMEOUT_S)
+
+        return list(await asyncio.gather(*map(view, known)))
     except StoreUnavailable as error:
         raise unreachable(config.etcd_endpoints, str(error)) from error
     except StoreRefused as error:
@@ -177,12 +188,6 @@ async def look_at_all(config: AccessConfig, namespace: str | None) -> list[JobVi
         ) from error
     finally:
         await store.close()
-
-
-async def _view(store: Store, keys: JobKeys, turns: asyncio.Semaphore) -> JobView:
-    async with turns:
-        read = await read_all(store, keys.prefix, timeout_s=REACH_TIMEOUT_S)
-    return view_of(keys, snapshot_of(keys, read), read.kvs)
 
 
 @asynccontextmanager

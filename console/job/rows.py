@@ -97,20 +97,7 @@ class PodLine:
 
     def as_json(self) -> dict[str, object]:
         """Return it for ``-o json``."""
-        return {
-            "name": self.name,
-            "state": self.state,
-            "ranks": self.ranks,
-            "node": self.node,
-            "spot": self.spot,
-            "step": self.step,
-            "age_s": self.age_s,
-            "why": self.why,
-            "version": self.version,
-            "address": self.address,
-            "waits": self.waits,
-            "slow": self.slow,
-        }
+        return {name: value for name, value in asdict(self).items() if name != "level"}
 
 
 @dataclass(frozen=True, slots=True)

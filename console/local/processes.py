@@ -62,8 +62,6 @@ def holding(*settings: str) -> set[int]:
     """Find the live processes whose environment holds all of these ``NAME=value``.
 
     Zombies have no environment left, and are not found.
-
-    Everything here blocks for milliseconds; call it off the event loop.
     """
     wanted = {setting.encode() for setting in settings}
     pids = set()

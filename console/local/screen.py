@@ -211,7 +211,7 @@ def draw_table(run: LocalRun) -> Group:
         numbers: Iterable[int] = (progress.rank for progress in ranks)
         if standing.trains and not stepped:
             numbers = run.rounds.ranks_of(name)
-        cells = [_listed(numbers)]
+        cells = [" ".join(map(str, numbers))]
         if stepped:
             cells.append(str(max((progress.step for progress in ranks), default="")))
         state = Text(standing.state, style=STYLES.get(standing.state, ""))
@@ -243,10 +243,6 @@ def _state(run: LocalRun) -> str:
     if age_s > STEPS_UNKNOWN_AFTER_S:
         return f"{world}, no step seen for {age_s:.0f} s"
     return world
-
-
-def _listed(numbers: Iterable[int]) -> str:
-    return " ".join(map(str, numbers))
 
 
 class Repeats:

@@ -125,9 +125,6 @@ class PrintedSteps:
     ``fault``: the reason why it has given up, as a sentence. ``every``: the smallest distance of
     two steps that were printed. One source is followed: the first that counts up. Call ``take_in``
     in the main thread.
-
-    ``step 120``, ``Epoch [3/10], Step [45/100]``, a bar of tqdm, or what the user's pattern
-    matches.
     """
 
     pattern: re.Pattern[str] | None = None

@@ -101,7 +101,13 @@ class LocalLogs:
     def show_past(self) -> None:
         """Print the lines up to now, node by node; blocks on the disk."""
         self._find()
-        self._show_past()
+        for one in self._files.values():
+            lines = one.all() if self.ended else one.lines()
+            past = lines if self.tail is None else deque(lines, self.tail)
+            for text in past:
+                if not self.pages.wanted.all:
+                    continue  # their rank and world are not known
+                self.print(PrintedLine(shown(text), Origin(one.source)))
 
     async def follow(self, config: JobConfig) -> None:
         """Print the lines up to now, and those that come, to the job's end."""
@@ -118,16 +124,6 @@ class LocalLogs:
                 await asyncio.sleep(LOOK_S)
         finally:
             worlds.cancel()
-
-    def _show_past(self) -> None:
-        """Print what is there, node by node; blocks on the disk."""
-        for one in self._files.values():
-            lines = one.all() if self.ended else one.lines()
-            past = lines if self.tail is None else deque(lines, self.tail)
-            for text in past:
-                if not self.pages.wanted.all:
-                    continue  # their rank and world are not known
-                self.print(PrintedLine(shown(text), Origin(one.source)))
 
     def _find(self) -> None:
         """Find the files of nodes that are new; blocks on the disk."""
@@ -208,23 +204,25 @@ def logs(
     """
     name = job or os.environ.get("MUSTER_JOB")
     asked = {"job": name, "namespace": options.namespace}
-    wanted = Selection(rank_of(rank_text), world_of(world_text))
+    wanted, screen = Selection(rank_of(rank_text), world_of(world_text)), Screen()
+
+    def of_local(run: RunningJob) -> LocalLogs:
+        return LocalLogs(run, Pages(wanted), screen.print, tail, with_sidecar)
+
     local = None if options.kubeconfig or options.context else found_running(asked, os.environ)
     if why and follow:
         raise ConfigError(
             "--why shows one error; --follow shows lines as they come: give one of them"
         )
     if local is not None and local.logs:
-        pages = Pages(wanted)
-        _show_local(LocalLogs(local, pages, Screen().print, tail, with_sidecar), follow, why)
+        _show_local(of_local(local), follow, why)
         return
     before = None if options.kubeconfig or options.context else ended_run(name, options.namespace)
     if before is not None and not (name and is_cluster_known(os.environ)):
-        _show_ended(LocalLogs(before, Pages(wanted), Screen().print, tail, with_sidecar), why)
+        _show_ended(of_local(before), why)
         return
     if not name:
         raise ConfigError("no job is named: give its name, or set MUSTER_JOB")
-    screen = Screen()
 
     async def show() -> None:
         async with cluster(options) as api:
@@ -238,7 +236,7 @@ def logs(
     except JobNotFound:
         if before is None:
             raise
-        _show_ended(LocalLogs(before, Pages(wanted), screen.print, tail, with_sidecar), why)
+        _show_ended(of_local(before), why)
 
 
 def _show_local(of_local: LocalLogs, follow: bool, why: bool) -> None:
@@ -311,15 +309,11 @@ async def _show_why(options: ClusterOptions, job: str) -> None:
 
 
 def _print_failure(history: Sequence[HistoryEntry], job: str) -> None:
-    failed = first_failure(history)
-    if failed is not None:
-        click.echo(why_of(failed))
-    else:
-        click.echo(f"muster: no failure of {job} is in its history", err=True)
-
-
-def why_of(failed: HistoryEntry) -> str:
-    """Return the line about a failure: which pod, in which round, and its error."""
     from agent.verdict.view import moment
 
-    return printable(f"{moment(failed.at_unix_s)}  {failed.member}: {failed.why}")
+    failed = first_failure(history)
+    if failed is not None:
+        line = f"{moment(failed.at_unix_s)}  {failed.member}: {failed.why}"
+        click.echo(printable(line))
+    else:
+        click.echo(f"muster: no failure of {job} is in its history", err=True)

@@ -241,24 +241,25 @@ async def nodes_that_are_spot(api: ClusterApi) -> frozenset[str] | None:
 
 async def _names(api: ClusterApi, label: str) -> list[str]:
     path = f"{paths.NODES}?labelSelector={quote(label)}"
-    return [one["metadata"]["name"] async for one in _listed(api, path, accept=NAMES)]
+    return [one["metadata"]["name"] async for one in listed(api, path, accept=NAMES)]
 
 
 async def _pods(api: ClusterApi, namespace: str | None, selector: str) -> list[JobPod]:
     of = paths.core(namespace, "pods") if namespace is not None else "/api/v1/pods"
     spot = await nodes_that_are_spot(api)
-    listed = _listed(api, f"{of}?labelSelector={quote(selector)}")
+    found = listed(api, f"{of}?labelSelector={quote(selector)}")
     return sorted(
-        [job_pod(one, spot) async for one in listed], key=lambda pod: (pod.created_unix_s, pod.name)
+        [job_pod(one, spot) async for one in found], key=lambda pod: (pod.created_unix_s, pod.name)
     )
 
 
-async def _listed(
+async def listed(
     api: ClusterApi, path: str, *, accept: str = "application/json"
 ) -> AsyncIterator[Object]:
-    more = ""
+    """Yield every object of a list, page by page."""
+    joined, more = "&" if "?" in path else "?", ""
     while True:
-        page = await api.get(f"{path}&limit={PAGE}{more}", accept=accept)
+        page = await api.get(f"{path}{joined}limit={PAGE}{more}", accept=accept)
         for one in page.get("items") or []:
             yield one
         if not (following := (page.get("metadata") or {}).get("continue")):

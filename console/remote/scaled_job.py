@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import time
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -22,7 +22,14 @@ from agent.telemetry.logs import printable
 from agent.verdict.view import moment
 from console.job.changing import requester
 from console.job.rows import UNREADABLE
-from console.remote.pods import ClusterOptions, JobPod, pods_of, through_the_api_server
+from console.options import read_option
+from console.remote.pods import (
+    NOT_FOUND,
+    ClusterOptions,
+    JobPod,
+    pods_of,
+    through_the_api_server,
+)
 from console.remote.scaled_owner import (
     GRACE_S,
     OperationClaim,
@@ -37,6 +44,7 @@ from console.remote.scaled_owner import (
 )
 from console.remote.scaling_plan import COST
 from console.remote.sidecar import ask, last_object
+from console.styling import note
 from console.whereabouts import found_running
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi
@@ -54,7 +62,6 @@ from rdzv.records.policy import JobPolicy
 from rdzv.settings import count as count_of
 from rdzv.settings import duration_s
 
-T = TypeVar("T")
 ScalingCommand = Callable[..., Any]
 
 POLL_S = 1.0
@@ -66,10 +73,11 @@ NUMBER = count_of(1, 100_000)
 ASK_TIMEOUT_S = 60.0
 """Timeout of a command in a sidecar that only reads or writes the store."""
 
-NOT_FOUND, CONFLICT = 404, 409
+CONFLICT = 409
 WRITE_TRIES = 10
 """Attempts of a write by compare: an owner's status is written at any time, and each write counts.
 """
+
 
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 """Annotation of a pod: a ReplicaSet takes the pods with the lowest number first."""
@@ -95,10 +103,9 @@ def scaling(
         @functools.wraps(command)
         def parsed(count: str | None, timeout: str, **arguments: Any) -> Any:
             _refuse_local(arguments["job"], arguments["options"])
-            limit_s = read_option("--timeout", duration_s(1, 86_400), timeout) or 0.0
-            return command(
-                count=read_option("--count", NUMBER, count), timeout_s=limit_s, **arguments
-            )
+            limit_s = read_option("--timeout", duration_s(1, 86_400), timeout)
+            pods = None if count is None else read_option("--count", NUMBER, count)
+            return command(count=pods, timeout_s=limit_s, **arguments)
 
         return functools.reduce(lambda made, add: add(made), reversed(shared), parsed)
 
@@ -115,31 +122,15 @@ def _refuse_local(job: str, options: ClusterOptions) -> None:
         )
 
 
-def read_option(flag: str, parse: Callable[[str], T], text: str | None) -> T | None:
-    """Parse the value of a flag; None if it is not given. Raises ``ConfigError``."""
-    try:
-        return None if text is None else parse(text)
-    except ValueError as error:
-        raise ConfigError(f"{flag}: {text!r} is wrong: {error}") from error
-
-
 def new_claim(what: str, timeout_s: float) -> OperationClaim:
     """Return the claim of an operation of this process that begins now."""
-    return OperationClaim(what, requester(), time() + timeout_s + GRACE_S, _token())
+    until_unix_s = time() + timeout_s + GRACE_S
+    return OperationClaim(what, requester(), until_unix_s, secrets.token_hex(8))
 
 
 def say(text: str) -> None:
     """Print one line as it happens."""
     click.echo(printable(text))
-
-
-def note(text: str) -> None:
-    """Print a remark that is not the result."""
-    click.echo(f"muster: {printable(text)}", err=True)
-
-
-def _token() -> str:
-    return secrets.token_hex(8)
 
 
 class InUse(MusterError):
@@ -206,6 +197,14 @@ class ScaledJob:
             silent,
             central=any(one.get("role") == "launcher" for one in members),
         )
+
+    async def seen(self) -> Scene | None:
+        """Return the job as it is now; None, with a remark, if the API server does not answer."""
+        try:
+            return await self.look()
+        except ClusterUnavailable as error:
+            note(str(error))
+            return None
 
     async def ran(
         self,

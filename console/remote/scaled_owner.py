@@ -24,9 +24,6 @@ ANNOTATION = "muster.dev/scaling"
 GRACE_S = 60.0
 """Time beyond its deadline that a claim holds: for its last writes, and for clocks that differ."""
 
-DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
-"""Annotation of a pod: a ReplicaSet takes the pods with the lowest number first."""
-
 TRAINS = frozenset({"training", "finishing"})
 """Activities of a member that has a place in a world."""
 

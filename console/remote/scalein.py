@@ -12,11 +12,12 @@ import click
 from console.help import Command
 from console.job.drain import STATUS as OUTCOMES
 from console.remote.pods import ClusterOptions, cluster
-from console.remote.scaled_job import POLL_S, InUse, ScaledJob, Scene, new_claim, note, say, scaling
+from console.remote.scaled_job import POLL_S, InUse, ScaledJob, Scene, new_claim, say, scaling
 from console.remote.scaled_owner import ScaledPod
 from console.remote.scaleout import restored
 from console.remote.scaling_plan import COST, ScaleInPlan, WhoLeaves, ahead_of, departure, hosts
 from console.remote.sidecar import Lines
+from console.styling import note
 from controller.cluster.executed import Wrote
 from launcher_shim.exit_status import EXIT_DONE
 from rdzv.errors import ClusterError, ClusterUnavailable, ConfigError
@@ -205,7 +206,7 @@ class _ScaleIn:
         began_s, uids = monotonic(), {pod.uid for pod in self._found.pods}
         until_s = max(until_s, monotonic() + 30.0)
         while True:
-            scene = await self._look()
+            scene = await self._job.seen()
             if scene is not None:
                 here = [pod for pod in scene.pods if not pod.deleting]
                 left = [pod.name for pod in here if pod.uid in uids]
@@ -247,13 +248,6 @@ class _ScaleIn:
                 await self._job.set_values(desired=desired)
             except ClusterError as error:
                 note(f"desired is not set back: {error}")
-
-    async def _look(self) -> Scene | None:
-        try:
-            return await self._job.look()
-        except ClusterUnavailable as error:
-            note(str(error))
-            return None
 
 
 class _Stopped(Exception):

@@ -10,6 +10,7 @@ from time import monotonic
 import click
 
 from console.help import Command
+from console.options import read_option
 from console.remote.pods import ClusterOptions, cluster
 from console.remote.scaled_job import (
     NUMBER,
@@ -18,8 +19,6 @@ from console.remote.scaled_job import (
     ScaledJob,
     Scene,
     new_claim,
-    note,
-    read_option,
     say,
     scaling,
 )
@@ -33,8 +32,9 @@ from console.remote.scaling_plan import (
     waiting,
     withdrawn,
 )
+from console.styling import note
 from launcher_shim.exit_status import EXIT_DONE
-from rdzv.errors import ClusterUnavailable, ConfigError, MusterError
+from rdzv.errors import ConfigError, MusterError
 from rdzv.sentences import counted, duration
 
 PARTLY, ROLLED_BACK, IN_USE = 3, 4, 5
@@ -93,14 +93,8 @@ def scaleout(
     Pods that take part by the time-out stay; the count becomes that of those that came. Ctrl-C
     leaves the count as asked for; with --all-or-nothing it undoes it.
     """
-    request = More(
-        count,
-        read_option("--to", NUMBER, to),
-        timeout_s,
-        raises_max=raises_max,
-        whole=whole,
-        dry_run=dry_run,
-    )
+    pods = None if to is None else read_option("--to", NUMBER, to)
+    request = More(count, pods, timeout_s, raises_max=raises_max, whole=whole, dry_run=dry_run)
     if (request.count is None) == (request.to is None):
         raise ConfigError("give either --count, the pods to add, or --to, the pods to have")
 
@@ -233,7 +227,7 @@ class _ScaleOut:
         # A script that has not reported on a host that was there before will not on new ones.
         reports = not any(pod.is_silent for pod in self._scene.pods)
         while True:
-            scene = await self._look()
+            scene = await self._job.seen()
             if scene is not None:
                 if scene.owner.count != self._found.count:
                     raise InUse(f"the count of {scene.owner} was changed to {scene.owner.count}")
@@ -289,11 +283,11 @@ class _ScaleOut:
     async def _roll_back(self, why: str) -> None:
         """Set count and bounds back as they were; raises ``InUse`` if the count is another's."""
         before = self._found.before
-        scene = await self._look()
+        scene = await self._job.seen()
         await self._withdraw(self._new(scene), before)
         until_s = monotonic() + GONE_S
         while monotonic() < until_s:
-            scene = await self._look()
+            scene = await self._job.seen()
             if scene is not None and not any(pod.takes_part for pod in self._new(scene)):
                 break
             await asyncio.sleep(POLL_S)
@@ -327,10 +321,3 @@ class _ScaleOut:
         desired = _world(self._scene, count)
         if why := await self._job.set_values(most=sizes.max_nodes, desired=desired):
             note(f"max could not be set back to {sizes.max_nodes}: {why}; muster set --max does it")
-
-    async def _look(self) -> Scene | None:
-        try:
-            return await self._job.look()
-        except ClusterUnavailable as error:
-            note(str(error))
-            return None

@@ -13,10 +13,10 @@ from typing import Any
 
 import click
 
-from agent.telemetry.logs import printable
 from console.help import Command
-from console.options import job_names
+from console.options import job_names, read_option
 from console.remote.pods import (
+    NOT_FOUND,
     ClusterOptions,
     JobPod,
     cluster,
@@ -25,6 +25,7 @@ from console.remote.pods import (
     with_right,
 )
 from console.remote.sidecar import ask, harmless
+from console.styling import note
 from console.submit.manifest import MADE_BY, SUBMIT, WORKERS, state
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
@@ -40,7 +41,6 @@ NOW_GRACE_S = 1
 """The grace of a pod with ``--now``, as of ``kubectl delete --now``: the kubelet ends it all the
 same, so none is left behind that nobody sees."""
 
-_GONE = 404
 _RESUMED, _UNSAVED = 4, 6
 """Exit statuses of ``muster pause --wait``."""
 _MAKERS = (("batch/v1", "Job", ""), ("kubeflow.org/v1", "MPIJob", ""))
@@ -109,10 +109,7 @@ pods. A Job is paused first, however long its save takes. Pods of other objects,
 @through_the_api_server
 def delete(options: ClusterOptions, job: str, now: bool, timeout_text: str, yes: bool) -> int:
     """Delete a job; return the exit status."""
-    try:
-        timeout_s = duration_s(1, 86_400)(timeout_text)
-    except ValueError as error:
-        raise ConfigError(f"--timeout: {timeout_text!r} is wrong: {error}") from error
+    timeout_s = read_option("--timeout", duration_s(1, 86_400), timeout_text)
     asyncio.run(delete_job(options, job, now=now, timeout_s=timeout_s, yes=yes))
     return EXIT_DONE
 
@@ -183,7 +180,7 @@ async def _targets(
         try:
             target = JobObject(kind, name, path, await api.get(path))
         except ClusterRefused as error:
-            if error.status == _GONE or (kind, name) not in paths_by_name:
+            if error.status == NOT_FOUND or (kind, name) not in paths_by_name:
                 continue
             raise
         if (kind, name) in paths_by_name or target.is_submitted:
@@ -220,10 +217,10 @@ async def _save(
     """
     # A pause is bound to the UID of a Job; a Deployment that is made again would begin paused.
     if {one.kind for one in targets} != {"Job"}:
-        _say("its pods save as they end, within their grace")
+        note("its pods save as they end, within their grace")
         return
     if not any(pod.sidecar_runs for pod in pods):
-        _say("no sidecar runs: there is nothing to save")
+        note("no sidecar runs: there is nothing to save")
         return
     stays = f"job {job} is not deleted; --now deletes it without a save"
     said: list[str] = []
@@ -245,7 +242,7 @@ async def _save(
     if ran.status == _RESUMED:
         raise ClusterUnavailable(f"job {job} was resumed meanwhile: {stays}")
     if ran.status and "cannot be paused" in "".join(said):
-        _say("its pods save as they end, within their grace")
+        note("its pods save as they end, within their grace")
     elif ran.status:
         raise ClusterUnavailable(f"the save ended with {ran.status}: {stays}")
 
@@ -278,7 +275,7 @@ async def _remove(api: ClusterApi, path: str) -> None:
     try:
         await api.delete(path)
     except ClusterRefused as error:
-        if error.status != _GONE:
+        if error.status != NOT_FOUND:
             raise
 
 
@@ -304,7 +301,7 @@ async def _is_there(api: ClusterApi, path: str) -> bool:
     try:
         await api.get(path)
     except ClusterRefused as error:
-        if error.status == _GONE:
+        if error.status == NOT_FOUND:
             return False
         raise
     return True
@@ -327,7 +324,3 @@ def _claims(part: Any) -> Iterator[str]:
     elif isinstance(part, list):
         for value in part:
             yield from _claims(value)
-
-
-def _say(sentence: str) -> None:
-    click.echo(f"muster: {printable(sentence)}", err=True)

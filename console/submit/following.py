@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from console.logs.following import JobLogs
 from console.logs.printing import Pages, PrintedLine
-from console.remote.pods import why_it_waits
+from console.remote.pods import NOT_FOUND, why_it_waits
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
 from injection import sidecar
@@ -36,7 +36,6 @@ OUTAGE_S = 600.0
 ERROR_LINES = 400
 """Number of a failed container's last lines in which its error is looked for."""
 
-_GONE = 404
 _ERROR = re.compile(r"(?:\[[^\]]*\]:? ?)?((?:[A-Za-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception)): .*")
 _OF_LAUNCHER = "ChildFailedError"
 
@@ -238,7 +237,7 @@ async def _owner(api: ClusterApi, job: Followed) -> Object:
     try:
         return await api.get(job.path)
     except ClusterRefused as error:
-        if error.status == _GONE:
+        if error.status == NOT_FOUND:
             raise JobNotFound(f"job {job.name} was deleted before its end") from error
         raise
 

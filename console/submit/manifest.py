@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 from urllib.parse import quote
 
+from console.remote.pods import FORBIDDEN, NOT_FOUND
 from console.submit.pod_template import CONTAINER
 from console.submit.submission import GRACE_S, Submission
 from controller.cluster import paths
@@ -35,7 +36,7 @@ KEPT_S = 600
 
 TRIAL_TIMEOUT_S = 30.0
 """Timeout of a trial pod: webhooks may take some seconds each."""
-_GONE, _FORBIDDEN, _TAKEN = 404, 403, 409
+_TAKEN = 409
 _STRICT = "?fieldValidation=Strict"
 _TRIAL = "?dryRun=All"
 _KUBEFLOW = "/apis/kubeflow.org/v1"
@@ -247,7 +248,7 @@ async def refuse_taken(
         try:
             there = await api.get(path_of(one, namespace))
         except ClusterRefused as error:
-            if error.status == _GONE:
+            if error.status == NOT_FOUND:
                 continue
             raise
         raise ConfigError(
@@ -299,7 +300,7 @@ async def gets_sidecar(
     except ClusterRefused as error:
         # A quota may have room later, and the right to make pods is not that to make jobs.
         waits = "exceeded quota" in str(error) or "cannot create resource" in str(error)
-        if error.status == _FORBIDDEN and waits:
+        if error.status == FORBIDDEN and waits:
             return None
         raise
     first = tried["spec"].get("initContainers") or []

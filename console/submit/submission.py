@@ -32,8 +32,6 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
 _QUALIFIED = re.compile(r"([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", re.ASCII)
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _PER_NODE = VARIABLES["nproc-per-node"]
-_OF_ARENA = ("workers", "gpus", "minWorkers", "maxWorkers")
-"""The variables that a launch line of Arena's may use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -180,16 +180,6 @@ async def test_of_a_pod_that_is_being_ended_it_is_refused() -> None:
         assert (drain.source, drain.outcome, drain.seconds_left) == ("operator", "", 600)
 
 
-async def test_lost_it_ends_with_5() -> None:
-    async with terminal(trains="ab", loop=Loop(save_s=300)) as at:
-        waiting = asyncio.create_task(at.drain("b", "--wait", *UNHURRIED))
-        await at.one.until(at.one.phase_is("commit"))
-        await at.one.pods["b"].kill()
-        await at.one.put(Delete(HERE.member("b")))
-        ended = await waiting
-        assert (ended.status, phases(ended)[-1]) == (5, "lost")
-
-
 async def test_a_drain_that_the_store_has_lost_is_waited_for_and_not_taken_for_cancelled() -> None:
     async with terminal(least=2, trains="ab") as at:
         waiting = asyncio.create_task(at.drain("b", "--wait", *UNHURRIED))
@@ -246,8 +236,6 @@ async def test_without_a_save_it_ends_with_6_and_can_be_cancelled_all_the_same()
         (["x"], "job digits has no member x: its members are a, b"),
         (["b", "--deadline", "soon"], "--deadline: 'soon' is wrong"),
         (["b", "--deadline", "0.5s"], "--deadline: '0.5s' is wrong"),
-        (["b", "--cancel"], "the drain of b cannot be cancelled: pod uid-b does not drain"),
-        ([], "Missing argument 'MEMBER', or --node"),
     ],
 )
 async def test_a_mistake_is_said_in_one_sentence(arguments: list[str], says: str) -> None:
@@ -282,18 +270,6 @@ async def test_a_notice_without_a_sidecar_says_where_it_looked(tmp_path: Path) -
     assert ended.status == 2
     assert f"no sidecar answers at {tmp_path}/notice.sock" in ended.err
     assert "check --run-dir (MUSTER_RUN_DIR)" in ended.err
-
-
-async def test_status_says_how_far_a_drain_is() -> None:
-    async with terminal(least=2, trains="ab") as at:
-        await at.one.put(Put(HERE.drain("uid-gone"), b"not json"))
-        at.one.pods["b"].notice("sigterm", 120, "the node goes")
-        await at.one.until(at.one.phase_is("done"))
-        shown = (await at.status()).out
-        (row,) = [line for line in shown.splitlines() if line.startswith("b ")]
-        assert row.split()[1] == "draining"
-        ((_, step),) = at.one.done
-        assert f"the node goes: step {step} is saved" in row
 
 
 @pytest.mark.parametrize("applied", [True, False])

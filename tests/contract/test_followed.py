@@ -18,7 +18,7 @@ from console.logs.sources import follow_history
 from console.remote import get, passing, sidecar
 from console.remote.get import Scope
 from console.remote.passing import Passed
-from console.remote.pods import JobPod, jobs_in, pods_of
+from console.remote.pods import JobPod, pods_of
 from console.remote.sidecar import ask
 from console.whereabouts import ClusterOptions
 from controller.cluster.api import LOG_LINE_MAX, ClusterApi
@@ -49,10 +49,16 @@ async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         yield api
 
 
+@pytest.fixture
+async def api(fake: FakeApi) -> AsyncIterator[ClusterApi]:
+    async with ClusterApi(fake.access) as opened:
+        yield opened
+
+
 def pod() -> dict[str, Any]:
     return {
         "metadata": {"namespace": "team", "labels": {"muster.dev/job": "digits"}},
-        "spec": {"initContainers": [{"name": "muster"}], "containers": []},
+        "spec": {"initContainers": [{"name": "muster", "env": []}], "containers": []},
         "status": {
             "phase": "Running",
             "initContainerStatuses": [{"name": "muster", "state": {"running": {}}}],
@@ -223,66 +229,18 @@ async def test_what_is_kept_of_a_command_has_a_bound(
 LONG_S = 120.0
 
 
-@pytest.fixture
-async def remote_fake(tmp_path: Path) -> AsyncIterator[FakeApi]:
-    async with FakeApi(tmp_path) as api:
-        for job, names in {"digits": ("digits-0", "digits-1"), "other": ("other-0",)}.items():
-            for name in names:
-                await api.put(f"/api/v1/namespaces/team/pods/{name}", remote_pod(job))
-        yield api
-
-
-@pytest.fixture
-async def api(remote_fake: FakeApi) -> AsyncIterator[ClusterApi]:
-    async with ClusterApi(remote_fake.access) as opened:
-        yield opened
-
-
-def remote_pod(job: str) -> dict[str, Any]:
-    return {
-        "metadata": {"namespace": "team", "labels": {"muster.dev/job": job}},
-        "spec": {"initContainers": [{"name": "muster", "env": []}], "containers": []},
-        "status": {
-            "phase": "Running",
-            "initContainerStatuses": [{"name": "muster", "state": {"running": {}}}],
-        },
-    }
-
-
-def names(pods: list[JobPod]) -> list[str]:
-    return [one.name for one in pods]
-
-
-async def test_pods_are_those_of_the_job(api: ClusterApi) -> None:
-    assert names(await pods_of(api, "team", "digits")) == ["digits-0", "digits-1"]
-    assert await pods_of(api, "elsewhere", "digits") == []
-    jobs = {key: names(pods) for key, pods in (await jobs_in(api, None)).items()}
-    assert jobs == {("team", "digits"): ["digits-0", "digits-1"], ("team", "other"): ["other-0"]}
-
-
-async def test_a_sidecar_answers_with_its_status_and_both_streams(
-    remote_fake: FakeApi, api: ClusterApi
-) -> None:
-    remote_fake.containers.execute = lambda asked: Ran(66, "→ out", "no job")
-    pods = await pods_of(api, "team", "digits")
-    assert await ask(api, pods, ["get", "a b&c"], timeout_s=LONG_S) == Ran(66, "→ out", "no job")
-    (asked,) = remote_fake.containers.asked
-    assert (asked.pod, asked.container, asked.argv[-2:]) == ("digits-0", "muster", ["get", "a b&c"])
-
-
-async def test_the_next_pod_is_asked_if_one_does_not_answer(
-    remote_fake: FakeApi, api: ClusterApi
-) -> None:
+async def test_the_next_pod_is_asked_if_one_does_not_answer(fake: FakeApi, api: ClusterApi) -> None:
     def execute(asked: Asked) -> Answer:
         return Ran(0, "here", "") if asked.pod == "digits-1" else None
 
-    remote_fake.containers.execute = execute
+    await fake.put("/api/v1/namespaces/team/pods/digits-1", pod())
+    fake.containers.execute = execute
     pods = await pods_of(api, "team", "digits")
     assert await ask(api, pods, ["get"], timeout_s=LONG_S) == Ran(0, "here", "")
 
 
 async def test_output_that_was_shown_is_not_begun_again_elsewhere(
-    remote_fake: FakeApi, api: ClusterApi
+    fake: FakeApi, api: ClusterApi
 ) -> None:
     heard = []
 
@@ -291,7 +249,7 @@ async def test_output_that_was_shown_is_not_begun_again_elsewhere(
         await asked.write(True, "")
         return "the container was lost"
 
-    remote_fake.containers.execute = execute
+    fake.containers.execute = execute
     pods = await pods_of(api, "team", "digits")
     with pytest.raises(ClusterUnavailable, match="the container was lost"):
         await ask(api, pods, ["get"], timeout_s=LONG_S, wrote=lambda _, text: heard.append(text))
@@ -307,33 +265,27 @@ async def test_without_a_running_sidecar_the_sentence_says_why(api: ClusterApi) 
 
 
 async def test_a_refused_command_has_the_api_servers_own_words(
-    remote_fake: FakeApi, api: ClusterApi
+    fake: FakeApi, api: ClusterApi
 ) -> None:
-    remote_fake.refused.add("/api/v1/namespaces/team/pods/digits-0/exec")
+    fake.refused.add("/api/v1/namespaces/team/pods/digits-0/exec")
     with pytest.raises(ClusterRefused, match="403: no rights") as refused:
         await api.run_in("team", "digits-0", "muster", ["true"], timeout_s=LONG_S)
     assert refused.value.status == 403
     with pytest.raises(ClusterRefused, match="404") as gone:
         await api.run_in("team", "digits-9", "muster", ["true"], timeout_s=LONG_S)
     assert gone.value.status == 404
-    assert remote_fake.containers.asked == []
+    assert fake.containers.asked == []
 
 
-async def test_a_command_that_takes_too_long_is_unavailable(
-    remote_fake: FakeApi, api: ClusterApi
-) -> None:
-    async def execute(asked: Asked) -> Answer:
-        await asyncio.Event().wait()
-        return None
-
-    remote_fake.containers.execute = execute
+async def test_a_command_that_takes_too_long_is_unavailable(fake: FakeApi, api: ClusterApi) -> None:
+    fake.containers.execute = silent
     with pytest.raises(ClusterUnavailable, match=r"longer than 0\.5 s"):
         await api.run_in("team", "digits-0", "muster", ["true"], timeout_s=0.5)
 
 
-async def test_log_lines(remote_fake: FakeApi, api: ClusterApi) -> None:
-    await remote_fake.containers.log("team", "digits-0", "trainer", "a", "b", "c")
-    await remote_fake.containers.log("team", "digits-0", "trainer", "before", previous=True)
+async def test_log_lines(fake: FakeApi, api: ClusterApi) -> None:
+    await fake.containers.log("team", "digits-0", "trainer", "a", "b", "c")
+    await fake.containers.log("team", "digits-0", "trainer", "before", previous=True)
 
     async def read(**how: Any) -> list[str]:
         return [line async for line in api.log_lines("team", "digits-0", "trainer", **how)]
@@ -342,30 +294,13 @@ async def test_log_lines(remote_fake: FakeApi, api: ClusterApi) -> None:
     assert await read(tail=1) == ["c"]
     assert await read(previous=True) == ["before"]
     assert await read(tail=1, timestamps=True) == ["2026-01-01T00:00:02.000000000Z c"]
+    await fake.put("/api/v1/namespaces/team/pods/digits-1", pod())
     with pytest.raises(ClusterRefused, match="is waiting to start"):
         [line async for line in api.log_lines("team", "digits-1", "trainer")]
 
 
-async def test_a_followed_log_ends_with_its_container(
-    remote_fake: FakeApi, api: ClusterApi
-) -> None:
-    await remote_fake.containers.log("team", "digits-0", "trainer", "first")
-    seen = []
-    async with asyncio.timeout(DEADLINE_S):
-        async for line in api.log_lines("team", "digits-0", "trainer", follow=True):
-            seen.append(line)
-            if line == "first":
-                await remote_fake.containers.log("team", "digits-0", "trainer", "second")
-                await remote_fake.containers.end_log("team", "digits-0", "trainer")
-    assert seen == ["first", "second"]
-
-
-async def test_a_line_that_never_ends_comes_in_pieces(
-    remote_fake: FakeApi, api: ClusterApi
-) -> None:
-    await remote_fake.containers.log(
-        "team", "digits-0", "trainer", "x" * (2 * LOG_LINE_MAX + 7), "next"
-    )
+async def test_a_line_that_never_ends_comes_in_pieces(fake: FakeApi, api: ClusterApi) -> None:
+    await fake.containers.log("team", "digits-0", "trainer", "x" * (2 * LOG_LINE_MAX + 7), "next")
     lines = [line async for line in api.log_lines("team", "digits-0", "trainer")]
     assert [len(line) for line in lines[:-1]] == [LOG_LINE_MAX, LOG_LINE_MAX, 7]
     assert lines[-1] == "next"

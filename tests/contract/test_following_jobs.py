@@ -33,7 +33,7 @@ from rdzv.records.drain import Drain, LastCommit
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job
 from rdzv.records.policy import JobPolicy
-from rdzv.store import Delete, Put, Store, TxnResult
+from rdzv.store import Put, Store, TxnResult
 from tests.support.cluster_api import CALL_S, CLOSED_S, FakeApi, make_patient
 from tests.support.records import member
 from tests.support.tasks import beside
@@ -172,19 +172,6 @@ async def test_a_jobs_news_are_events_of_its_pods_and_of_what_made_them(
         drained = seen(fake)["Pod/b", "Draining"]
         assert drained == (1, "b: the node is cordoned (asked for by c)")
         assert "46" in seen(fake)["Pod/b", "Committed"][1]
-
-
-async def test_a_pod_that_flaps_is_one_event_that_counts(fake: FakeApi, store: Store) -> None:
-    await begin(store)
-    await join(store, "a")
-    async with replica("one", fake, store):
-        await lease_says(fake, lambda lease: told(lease) > 0)
-        for times in range(1, 4):
-            await join(store, "b")
-            await until(fake, lambda told, n=times: told.get(("Pod/b", "Joined"), (0, ""))[0] >= n)  # type: ignore[misc]
-            await store.txn([], [Delete(LIVE.member("b"))])
-            await until(fake, lambda told, n=times: told.get(("Pod/b", "Lost"), (0, ""))[0] >= n)  # type: ignore[misc]
-    assert seen(fake)["Pod/b", "Lost"][0] == 3
 
 
 async def test_events_that_could_not_be_written_are_written_once_the_api_server_is_back(

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -12,11 +11,11 @@ import pytest
 from console.job import status
 from launcher_shim.c10d.rounds.records import Round, Seat
 from rdzv.drain.gate import Gate
-from rdzv.errors import StoreFull, StoreUnavailable
+from rdzv.errors import StoreUnavailable
 from rdzv.keys import JobKeys
 from rdzv.records.codec import dump_record
 from rdzv.records.drain import Drain, LastCommit
-from rdzv.records.job import Job, Member
+from rdzv.records.job import Job
 from rdzv.records.policy import JobPolicy
 from rdzv.records.shards import OpenShards, Plan, PodShards, ShardWorld, Share, TrainedShards
 from rdzv.records.troubles import Bypass
@@ -28,16 +27,11 @@ from tests.support.records import member
 from tests.support.sidecars.drain_commands import Terminal, terminal
 from tests.support.sidecars.jobs import KEYS
 from tests.support.sidecars.processes import Ended, impatient_muster, muster
-from tests.support.store.patient_store import PatientEtcdStore
 from tests.support.store.tcp_proxy import TcpProxy
 
 JOB = JobKeys("default", "digits")
 HERE = JOB.in_generation(1)
 FORGED = dump_record({"kind": "elsewhere", "sentence": "it was given \x1b[2J:1"})
-
-
-def launcher(number: int, name: str) -> Member:
-    return Member(name, f"uid-{name}", number, "10.0.0.1", "", "worker", 1, 1, 4)
 
 
 async def test_the_sentence_stands_beside_the_member() -> None:
@@ -46,7 +40,7 @@ async def test_the_sentence_stands_beside_the_member() -> None:
             [],
             [
                 Put(JOB.job, Job(JobPolicy(1, 4)).to_json()),
-                *(Put(HERE.member(n), launcher(i, n).to_json()) for i, n in enumerate("abc", 1)),
+                *(Put(HERE.member(n), member(n, i).to_json()) for i, n in enumerate("abc", 1)),
                 Put(HERE.drain("uid-c"), Drain("uid-c", "c", "spot", "hand").to_json()),
                 Put(HERE.bypass("b"), FORGED),
                 Put(HERE.bypass("c"), Bypass("nnodes", "its torchrun has 1:2", 8).to_json()),
@@ -93,26 +87,6 @@ async def test_what_is_not_known_of_the_store_is_said(monkeypatch: pytest.Monkey
     assert "is unknown: no answer" in warning.title
 
 
-async def test_a_store_that_takes_no_writes_is_said_with_the_commands_that_cure_it() -> None:
-    async with EmbeddedServer() as server:
-        await MemoryStore(server.engine).txn([], [Put(JOB.job, Job(JobPolicy(1, 4)).to_json())])
-        server.engine.full = True
-        writer = PatientEtcdStore([server.endpoint])
-        with pytest.raises(StoreFull, match="etcdctl alarm disarm"):
-            await writer.txn([], [Put(JOB.job, b"")])
-        with pytest.raises(StoreFull):
-            await writer.lease_grant(4711, 60)
-        await writer.close()
-        environ = {"MUSTER_ETCD_ENDPOINTS": server.endpoint, "MUSTER_JOB": "digits"}
-        plain = await muster("status", **environ)
-        state = json.loads((await muster("status", "--json", **environ)).out)
-    assert plain.status == 0
-    assert "the store takes no writes (NOSPACE)" in plain.out
-    for command in ("etcdctl compact", "etcdctl defrag", "etcdctl alarm disarm"):
-        assert command in plain.out
-    assert state["store_full"] is True
-
-
 async def test_data_sets_in_shards_are_a_table_and_what_is_wrong_with_them_is_below() -> None:
     images, texts, lost = (JOB.shards_of(name) for name in ("images", "texts", "lost"))
     world = ShardWorld("w1", Plan(10, 2, None), ranks=2, start=0).to_json()
@@ -145,21 +119,6 @@ async def test_data_sets_in_shards_are_a_table_and_what_is_wrong_with_them_is_be
     assert state["shards"]["lost"]["progress"] is None
 
 
-@pytest.fixture
-async def server() -> AsyncIterator[EmbeddedServer]:
-    async with EmbeddedServer() as running:
-        yield running
-
-
-async def looked_at(server: EmbeddedServer, *puts: Put, full: bool = False) -> tuple[Ended, Ended]:
-    """Return what ``status`` and ``doctor`` make of a job of two pods."""
-    members = [Put(HERE.member(name), member(name).to_json()) for name in "ab"]
-    await MemoryStore(server.engine).txn([], [*members, *puts])
-    server.engine.full = full
-    environ = {"MUSTER_ETCD_ENDPOINTS": server.endpoint, "MUSTER_JOB": "digits"}
-    return await muster("status", **environ), await muster("doctor", **environ)
-
-
 def the_one_thing(doctor: Ended) -> str:
     last = doctor.out.splitlines()[-1]
     assert last.startswith("do first: ")
@@ -178,34 +137,24 @@ async def test_a_store_that_is_away_says_what_it_means_and_what_to_check() -> No
     assert "see that this member of the store runs and can be reached" in the_one_thing(doctor)
 
 
-async def test_a_store_that_is_full_says_how_to_make_room(server: EmbeddedServer) -> None:
+async def test_a_store_that_is_full_says_how_to_make_room() -> None:
     trains = Round(1, True, frozen=(Seat("a", "n", 1), Seat("b", "n", 1)))
-    puts = (
+    puts = [
         Put(JOB.job, Job(JobPolicy(1, 4)).to_json()),
         Put(HERE.run("digits").round, trains.to_json()),
-    )
-    status, doctor = await looked_at(server, *puts, full=True)
+        *(Put(HERE.member(name), member(name).to_json()) for name in "ab"),
+    ]
+    async with EmbeddedServer() as server:
+        await MemoryStore(server.engine).txn([], puts)
+        server.engine.full = True
+        environ = {"MUSTER_ETCD_ENDPOINTS": server.endpoint, "MUSTER_JOB": "digits"}
+        status, doctor = await muster("status", **environ), await muster("doctor", **environ)
     assert status.out.startswith("digits is training: a world of 2 nodes\n")
     assert "the store takes no writes (NOSPACE): worlds that have formed train on" in status.out
+    assert "etcdctl defrag" in status.out
     assert doctor.status == 1
     assert "NOSPACE" in doctor.out.splitlines()[0]
     assert "etcdctl alarm disarm" in the_one_thing(doctor)
-
-
-async def test_min_that_is_never_met_says_how_many_are_there(server: EmbeddedServer) -> None:
-    status, doctor = await looked_at(server, Put(JOB.job, Job(JobPolicy(3, 4)).to_json()))
-    assert status.out.startswith("digits is below min: 2 of at least 3 pods can train\n→ see why")
-    assert "warning  members     digits is below min: 2 of at least 3 pods can train" in doctor.out
-    assert the_one_thing(doctor).endswith("to train with fewer: muster set digits --min 2")
-
-
-async def test_a_training_container_that_never_starts_is_named(server: EmbeddedServer) -> None:
-    unseen = Bypass("unseen", "it has been ready 60 s and nothing is known of a torchrun in it")
-    puts = (Put(JOB.job, Job(JobPolicy(1, 4)).to_json()), Put(HERE.bypass("b"), unseen.to_json()))
-    status, doctor = await looked_at(server, *puts)
-    assert status.out.startswith("digits is starting: b: it has been ready 60 s and nothing is")
-    assert "see whether its training container runs" in the_one_thing(doctor)
-    assert "kubectl describe pod b" in the_one_thing(doctor)
 
 
 LAST = LastCommit(60, 0, 7, job_uid="uid-digits")
@@ -256,24 +205,3 @@ async def test_a_record_that_cannot_be_read_is_forgotten_too() -> None:
         ended = await at.command("forget")
         assert ended.out.startswith("forgotten: a last commit that could not be read")
         assert KEYS.last_commit not in at.one.snapshot.corrupt
-
-
-@pytest.mark.parametrize(
-    ("environ", "status", "says"),
-    [
-        (
-            {"MUSTER_JOB": "other"},
-            66,
-            "the store has no job other in namespace team: it has team/digits",
-        ),
-        ({"MUSTER_ETCD_ENDPOINTS": "127.0.0.1:1"}, 69, "cannot reach the store at 127.0.0.1:1"),
-    ],
-)
-async def test_a_mistake_is_said_in_one_sentence(
-    environ: dict[str, str], status: int, says: str
-) -> None:
-    run = impatient_muster if "MUSTER_ETCD_ENDPOINTS" in environ else muster
-    async with terminal() as at:
-        ended = await run("forget", **{**at.environ, **environ})
-        assert ended.status == status
-        assert says in ended.err

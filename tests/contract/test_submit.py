@@ -111,15 +111,6 @@ class Said:
 # -- made, or not at all
 
 
-async def test_the_cluster_says_whether_it_adds_the_sidecar(fake: FakeApi, api: ClusterApi) -> None:
-    (made,) = objects(job())
-    template = made["spec"]["template"]
-    assert await gets_sidecar(api, "team", "digits", template)
-    fake.admits = lambda tried: tried
-    assert await gets_sidecar(api, "team", "digits", template) is False
-    assert fake.objects == {}
-
-
 @pytest.mark.parametrize(
     ("message", "known"),
     [

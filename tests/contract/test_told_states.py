@@ -13,7 +13,7 @@ from agent import upkeep
 from agent.upkeep import HELD_S, SETTLED_S, StateReporter, is_news
 from agent.verdict.states import STATES, State
 from rdzv.records.history import HistoryEntry
-from tests.support.sidecars.drains import Job, Pod, job
+from tests.support.sidecars.drains import Job, job
 from tests.support.sidecars.jobs import KEYS
 from tests.support.tasks import beside
 
@@ -32,13 +32,10 @@ def told(one: Job) -> list[str]:
     ]
 
 
-def teller(pod: Pod) -> StateReporter:
-    return StateReporter(pod.kernel, pod.registrar)
-
-
 @asynccontextmanager
 async def telling_of(one: Job, names: str) -> AsyncIterator[list[StateReporter]]:
-    tellers = [teller(one.pods[name]) for name in names]
+    pods = [one.pods[name] for name in names]
+    tellers = [StateReporter(pod.kernel, pod.registrar) for pod in pods]
     async with AsyncExitStack() as stack:
         for each in tellers:
             await stack.enter_async_context(beside(each.run()))
@@ -60,17 +57,12 @@ async def test_each_change_of_the_state_is_told_once() -> None:
             assert told(one) == ["below min", "starting", "training"]
 
 
-async def test_nothing_is_told_of_a_job_that_trains() -> None:
-    async with job("ab", trains="ab") as one, telling_of(one, "ab"):
-        await asyncio.sleep(TOLD_S)
-        assert told(one) == []
-
-
 async def test_the_metric_has_one_state_and_none_while_the_store_is_away() -> None:
     async with job("ab", trains="ab") as one, telling_of(one, "b") as (seen,):
         assert seen.by_state() == dict.fromkeys(STATES, 0.0)
         await asyncio.sleep(TOLD_S)
         assert seen.by_state() == dict.fromkeys(STATES, 0.0) | {"training": 1.0}
+        assert told(one) == [], "nothing is told of a job that trains"
         one.pods["b"].cable.cut()
         await asyncio.sleep(TOLD_S)
         assert seen.by_state() == dict.fromkeys(STATES, 0.0)

@@ -112,6 +112,7 @@ def test_a_node_of_this_machine_has_no_image() -> None:
             "the pods' image or environment lacks",
         ),
         (failing("FileNotFoundError", "No such file or directory: '/data'"), "see that b's volum"),
+        (failing("ImportError", "x"), "b's image or environment lacks it"),
         (failing("OSError", "[Errno 28] No space left on device"), "make room on the volume"),
         (
             failing("RuntimeError", "ifa != nullptr. Unable to find address for: eth9"),
@@ -137,30 +138,12 @@ def test_the_one_thing_to_do_is_the_cure(seen: JobView, do: str) -> None:
     first = the_one_thing(explain(seen, NOW_S))
     assert first is not None
     assert first[: len(do)] == do
-
-
-@pytest.mark.parametrize(
-    "seen",
-    [
-        failing("RuntimeError", "uncorrectable ECC"),
-        failing("ImportError", "x"),
-        failing("FileNotFoundError", "x"),
-        failing("", "a worker ended and reported no Python error"),
-        view(least=3),
-        view(bypasses={"a": Bypass("unseen", "no torchrun was seen")}),
-    ],
-)
-def test_kubectl_is_named_in_a_cluster_alone(seen: JobView) -> None:
-    first = the_one_thing(explain(seen, NOW_S))
-    assert first is not None
-    assert "kubectl" in first
-    assert "{" not in first
     members = {name: replace(one, node=name) for name, one in seen.snapshot.members.items()}
-    here = replace(seen, snapshot=replace(seen.snapshot, members=members))
-    first = the_one_thing(explain(here, NOW_S))
-    assert first is not None
-    assert "kubectl" not in first
-    assert "{" not in first
+    on_this_machine = replace(seen, snapshot=replace(seen.snapshot, members=members))
+    here = the_one_thing(explain(on_this_machine, NOW_S))
+    assert here is not None
+    assert "kubectl" not in here
+    assert "{" not in first + here
 
 
 def test_a_failure_that_all_share_is_no_machines() -> None:
@@ -254,6 +237,24 @@ def clocks(*history: HistoryEntry, **nodes: str) -> Finding | None:
     return next((finding for finding in findings if finding.check == "clocks"), None)
 
 
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        ({1: 900.0, 2: 960.0, 3: 920.0}, "of b on host is 40 s or more ahead of that of a: "),
+        ({1: 1030.0}, "of a on host is 30 s or more ahead of that of this machine: "),
+        ({1: 1030.0, 2: 1031.0}, "of this machine is 31 s or more behind most others: "),
+        ({1: 900.0, 2: 4510.0, 3: 920.0, 4: 930.0, 5: 940.0}, ""),
+        ({1: 900.0, 2: 899.0, 3: 1001.0}, ""),
+    ],
+    ids=["two that differ", "one alone", "this machine's", "one that was set", "all agree"],
+)
+def test_a_clock_that_is_wrong_is_named(times: dict[int, float], said: str) -> None:
+    """Members a and b write in turn."""
+    finding = clocks(*(entry(at, "ba"[at % 2], unix_s) for at, unix_s in times.items()))
+    assert (finding is not None) is bool(said)
+    assert finding is None or f"the clock {said}" in finding.sentence
+
+
 def test_clocks_an_hour_off_are_named_with_their_machines() -> None:
     history = [entry(1, "a", 800.0), entry(2, "b", 4410.0), entry(3, "c", -2780.0)]
     finding = clocks(*history, entry(4, "a", 900.0), a="vm-1", b="vm-2", c="c")
@@ -266,33 +267,6 @@ def test_clocks_an_hour_off_are_named_with_their_machines() -> None:
     assert "set the clock" in finding.remedy
 
 
-def test_two_clocks_that_differ_are_both_named() -> None:
-    finding = clocks(entry(1, "a", 900.0), entry(2, "b", 960.0), entry(3, "a", 920.0))
-    assert finding is not None
-    assert "the clock of b on host is 40 s or more ahead of that of a: " in finding.sentence
-
-
-def test_one_clock_is_compared_with_this_machine() -> None:
-    finding = clocks(entry(1, "a", 1030.0))
-    assert finding is not None
-    assert "of a on host is 30 s or more ahead of that of this machine: " in finding.sentence
-
-
-def test_this_machine_is_named_if_two_clocks_are_ahead_of_it() -> None:
-    finding = clocks(entry(1, "a", 1030.0), entry(2, "b", 1031.0))
-    assert finding is not None
-    assert "the clock of this machine is 31 s or more behind most others: " in finding.sentence
-
-
-def test_a_clock_that_was_set_is_right() -> None:
-    history = (entry(1, "a", 900.0), entry(2, "b", 4510.0), entry(3, "a", 920.0))
-    assert clocks(*history, entry(4, "b", 930.0), entry(5, "a", 940.0)) is None
-
-
 def test_an_entry_by_an_unknown_clock_says_nothing() -> None:
     lost = HistoryEntry("lost", "b", "", 4500.0, revision=2)
     assert clocks(entry(1, "a", 900.0), lost, entry(3, "b", 920.0), entry(4, "a", 930.0)) is None
-
-
-def test_clocks_that_agree_are_not_mentioned() -> None:
-    assert clocks(entry(1, "a", 900.0), entry(2, "b", 899.0), entry(3, "a", 1001.0)) is None

@@ -25,7 +25,7 @@ from controller.job_events import WARNINGS, JobEvent, job_events
 from controller.jobs import JobState
 from controller.leadership import LEASE_S, Sighting, next_step, sighting_after
 from rdzv.keys import JobKeys
-from rdzv.records.drain import Commit, LastCommit
+from rdzv.records.drain import Commit, Drain, LastCommit, Outcome
 from rdzv.records.history import Happening, HistoryEntry
 from rdzv.records.job import Job, Member
 from rdzv.records.policy import JobPolicy
@@ -55,11 +55,22 @@ def view(
     return JobState(KEYS, revision, snapshot, listing_of(snapshot), history)
 
 
+def over(outcome: Outcome, **changes: Any) -> Drain:
+    """A drain that has ended in revision 13."""
+    return replace(drain("b", outcome), created_revision=9, mod_revision=13, **changes)
+
+
 def told(before: JobState | None, now: JobState, since: int = 0) -> list[tuple[str, str]]:
     return [(one.reason, one.pod) for one in job_events(before, now, since)]
 
 
 FORMER = view(10, {"a": 2, "b": 3})
+
+
+def event_of(entry: KeyValue) -> JobEvent:
+    """The one that comes of an entry."""
+    (event,) = job_events(FORMER, view(14, {"a": 2, "b": 3}, entry), 0)
+    return event
 
 
 @pytest.mark.parametrize(
@@ -75,25 +86,12 @@ FORMER = view(10, {"a": 2, "b": 3})
             view(12, {"a": 2, "b": 3}, drains={"uid-b": replace(drain("b"), created_revision=12)}),
             [("Draining", "b")],
         ),
+        (view(13, {"a": 2, "b": 3}, drains={"uid-b": over("expired")}), [("Expired", "b")]),
         (
             view(
                 13,
                 {"a": 2, "b": 3},
-                drains={
-                    "uid-b": replace(drain("b", "expired"), created_revision=9, mod_revision=13)
-                },
-            ),
-            [("Expired", "b")],
-        ),
-        (
-            view(
-                13,
-                {"a": 2, "b": 3},
-                drains={
-                    "uid-b": replace(
-                        drain("b", "committed"), created_revision=9, mod_revision=13, step=46
-                    )
-                },
+                drains={"uid-b": over("committed", step=46)},
                 last_commit=LastCommit(46, 1, 1, mod_revision=13),
             ),
             [("Committed", ""), ("Committed", "b")],
@@ -216,9 +214,7 @@ def test_a_lease_is_taken_once_its_holder_has_been_silent_by_our_own_clock() -> 
 
 
 def test_i9_a_wait_after_failed_starts_is_an_event_without_their_text() -> None:
-    details: dict[str, Any] = {"round": 9, "failed_starts": 4, "wait_s": 40.0}
-    entry_ = entry("wait", "a", 14, **details)
-    (event,) = job_events(FORMER, view(14, {"a": 2, "b": 3}, entry_), 0)
+    event = event_of(entry("wait", "a", 14, round=9, failed_starts=4, wait_s=40.0))
     said = "waits 40 s before round 9: 4 worlds in a row failed before a step was reported"
     assert (event.reason, event.message, event.pod_uid) == ("Waiting", said, "")
 
@@ -237,14 +233,13 @@ def test_i9_a_wait_after_failed_starts_is_an_event_without_their_text() -> None:
 def test_a_state_is_told_by_the_table_without_what_users_wrote(
     state: str, reason: str, said: str
 ) -> None:
-    entry_ = entry("state", "a", 14, why="failing: KeyError: 'secret'", state=state)
-    (event,) = job_events(FORMER, view(14, {"a": 2, "b": 3}, entry_), 0)
+    event = event_of(entry("state", "a", 14, why="failing: KeyError: 'secret'", state=state))
     assert (event.reason, event.message, event.of_job) == (reason, said, True)
 
 
 def test_the_event_of_a_stuck_job_names_the_rank() -> None:
-    entry_ = entry("state", "a", 14, why="x", state="stuck", ranks=[[1, "b"], "?", [2, "b", 3]])
-    (event,) = job_events(FORMER, view(14, {"a": 2, "b": 3}, entry_), 0)
+    ranks = [[1, "b"], "?", [2, "b", 3]]
+    event = event_of(entry("state", "a", 14, why="x", state="stuck", ranks=ranks))
     assert (event.reason, event.message) == (
         "Stuck",
         "stuck: ranks made steps, and make none any more: the others wait for rank 1 (b);"
@@ -277,6 +272,5 @@ def test_the_events_of_bad_states_are_warnings() -> None:
 def test_i9_an_event_of_a_failure_has_the_type_and_not_the_text(
     details: dict[str, Any], said: str
 ) -> None:
-    failed = entry("failed", "b", 14, pod_uid="uid-b", **details)
-    (event,) = job_events(FORMER, view(14, {"a": 2, "b": 3}, failed), 0)
+    event = event_of(entry("failed", "b", 14, pod_uid="uid-b", **details))
     assert (event.reason, event.message, event.pod_uid) == ("Failed", said, "uid-b")

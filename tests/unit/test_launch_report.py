@@ -17,7 +17,6 @@ import pytest
 from agent.rundir.reports import LaunchReport
 from agent.rundir.reports import read_launch as read_report
 from launcher_shim.pod import launch
-from launcher_shim.pod import launch as process_table
 from launcher_shim.pod.launch import REPORT_MAX_BYTES, Reporter, read_launch
 from launcher_shim.pod.launch import Launch as Report
 from launcher_shim.pod.run import _on_reporting_ended, _poll
@@ -106,16 +105,22 @@ def test_horovodrun_is_told_by_its_name_alone() -> None:
     assert (launch.launcher, dict(launch.options)) == ("horovodrun", {})
 
 
-def told(run_dir: Path, content: bytes) -> LaunchReport | None:
-    (run_dir / layout.LAUNCH).mkdir(exist_ok=True)
-    (run_dir / layout.LAUNCH / layout.LAUNCHER).write_bytes(content)
-    return read_report(run_dir)
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Where a report goes that a sidecar has asked for."""
+    (tmp_path / layout.LAUNCH).mkdir()
+    return tmp_path / layout.LAUNCH / layout.LAUNCHER
 
 
-def test_the_sidecar_reads_what_was_written(tmp_path: Path) -> None:
+def told(place: Path, content: bytes) -> LaunchReport | None:
+    place.write_bytes(content)
+    return read_report(place.parent.parent)
+
+
+def test_the_sidecar_reads_what_was_written(place: Path) -> None:
     launch = read_launch(5, ["torchrun", "--standalone", "train.py"], KEPT)
     assert launch is not None
-    assert told(tmp_path, launch.to_json("a")) == LaunchReport(
+    assert told(place, launch.to_json("a")) == LaunchReport(
         "a", "torchrun", 5, "2:4", "localhost:29400", "c10d", standalone=True
     )
 
@@ -132,23 +137,20 @@ def test_the_sidecar_reads_what_was_written(tmp_path: Path) -> None:
         b"[" * REPORT_MAX_BYTES,
     ],
 )
-def test_what_is_no_report_tells_nothing(tmp_path: Path, content: bytes) -> None:
-    assert told(tmp_path, content) is None
+def test_what_is_no_report_tells_nothing(place: Path, content: bytes) -> None:
+    assert told(place, content) is None
 
 
-def test_what_is_told_cannot_forge_a_line_of_the_log(tmp_path: Path) -> None:
+def test_what_is_told_cannot_forge_a_line_of_the_log(place: Path) -> None:
     fields = {"schema": 1, "started": "a", "launcher": "torchrun", "pid": 5}
-    launch = told(
-        tmp_path, json.dumps({**fields, "nnodes": "1\n2\x1b[2J", "rdzv_backend": 7}).encode()
-    )
+    forged = {**fields, "nnodes": "1\n2\x1b[2J", "rdzv_backend": 7}
+    launch = told(place, json.dumps(forged).encode())
     assert launch is not None
     assert launch.nnodes == "1?2?[2J"
     assert launch.rdzv_backend == ""
 
 
-def test_a_pipe_or_a_link_in_its_place_holds_nobody_up(tmp_path: Path) -> None:
-    (tmp_path / layout.LAUNCH).mkdir()
-    place = tmp_path / layout.LAUNCH / layout.LAUNCHER
+def test_a_pipe_or_a_link_in_its_place_holds_nobody_up(tmp_path: Path, place: Path) -> None:
     os.mkfifo(place)
     assert read_report(tmp_path) is None
     place.unlink()
@@ -156,15 +158,15 @@ def test_a_pipe_or_a_link_in_its_place_holds_nobody_up(tmp_path: Path) -> None:
     assert read_report(tmp_path) is None
 
 
-def test_a_pipe_where_a_report_is_written_aside_holds_nobody_up(tmp_path: Path) -> None:
-    (tmp_path / layout.LAUNCH).mkdir()
-    os.mkfifo(tmp_path / layout.LAUNCH / f"{layout.LAUNCHER}.{os.getpid()}")
+def test_a_pipe_where_a_report_is_written_aside_holds_nobody_up(
+    tmp_path: Path, place: Path
+) -> None:
+    os.mkfifo(place.with_name(f"{layout.LAUNCHER}.{os.getpid()}"))
     assert not Reporter(str(tmp_path)).report(Report("torchrun", 7))
     assert read_report(tmp_path) is None
 
 
-def test_the_sidecars_user_may_read_it_whatever_the_umask_is(tmp_path: Path) -> None:
-    (tmp_path / layout.LAUNCH).mkdir()
+def test_the_sidecars_user_may_read_it_whatever_the_umask_is(tmp_path: Path, place: Path) -> None:
     reporter = Reporter(str(tmp_path))
     before = os.umask(0o077)
     try:
@@ -172,17 +174,16 @@ def test_the_sidecars_user_may_read_it_whatever_the_umask_is(tmp_path: Path) -> 
         assert reporter.report(Report("torchrun", 8))
     finally:
         os.umask(before)
-    place = tmp_path / layout.LAUNCH / layout.LAUNCHER
     assert stat.S_IMODE(place.stat().st_mode) == 0o644
-    assert [path.name for path in (tmp_path / layout.LAUNCH).iterdir()] == [layout.LAUNCHER]
+    assert list(place.parent.iterdir()) == [place]
     launch = read_report(tmp_path)
     assert launch is not None
     assert launch.pid == 8
 
 
-def test_what_was_told_is_taken_back_but_not_what_another_one_tells(tmp_path: Path) -> None:
-    (tmp_path / layout.LAUNCH).mkdir()
-    place = tmp_path / layout.LAUNCH / layout.LAUNCHER
+def test_what_was_told_is_taken_back_but_not_what_another_one_tells(
+    tmp_path: Path, place: Path
+) -> None:
     before, after = Reporter(str(tmp_path)), Reporter(str(tmp_path))
     before.withdraw()
     assert before.report(Report("torchrun", 7))
@@ -193,9 +194,7 @@ def test_what_was_told_is_taken_back_but_not_what_another_one_tells(tmp_path: Pa
     assert not place.exists()
 
 
-def test_what_is_no_report_is_not_taken_back(tmp_path: Path) -> None:
-    (tmp_path / layout.LAUNCH).mkdir()
-    place = tmp_path / layout.LAUNCH / layout.LAUNCHER
+def test_what_is_no_report_is_not_taken_back(tmp_path: Path, place: Path) -> None:
     for content in (b"{", b"[]", b"\xff", b"[" * REPORT_MAX_BYTES):
         place.write_bytes(content)
         Reporter(str(tmp_path)).withdraw()
@@ -215,24 +214,18 @@ def test_processes_of_others_that_proc_hides_are_not_below_this_one(
             raise PermissionError(1, "Operation not permitted", path)
         return open(path, mode)
 
-    monkeypatch.setattr(process_table, "open", hidden, raising=False)
-    assert os.getpid() in process_table.descendants(os.getppid())
-
-
-@pytest.fixture
-def asked_for(tmp_path: Path) -> Path:
-    (tmp_path / layout.LAUNCH).mkdir()
-    return tmp_path
+    monkeypatch.setattr(launch, "open", hidden, raising=False)
+    assert os.getpid() in launch.descendants(os.getppid())
 
 
 async def test_a_report_that_cannot_go_on_is_said_and_no_more(
-    asked_for: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def look(_: object) -> Report:
         raise PermissionError(13, "Permission denied", "/proc")
 
     monkeypatch.setattr(launch, "look", look)
-    reporting = asyncio.ensure_future(_poll(Reporter(str(asked_for)).look))
+    reporting = asyncio.ensure_future(_poll(Reporter(str(tmp_path)).look))
     reporting.add_done_callback(_on_reporting_ended)
     with caplog.at_level(logging.ERROR):
         await asyncio.wait([reporting])

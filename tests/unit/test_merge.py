@@ -34,42 +34,37 @@ WAITING = TorchState(wait_list=frozenset([ME]))
 REDUNDANT = TorchState(redundancy_list=frozenset([ME]))
 
 
+CLOSED = replace(INSIDE, closed=True)
+BEAT = replace(NOWHERE, last_heartbeats={ME: SOON}, deadline=SOON, complete=True)
+LAST_TO_LEAVE = replace(TorchState(), round=8, complete=False)
+
+
 @pytest.mark.parametrize(
-    ("expected", "desired", "change"),
+    ("expected", "desired", "read"),
     [
-        (NOWHERE, INSIDE, "join"),
-        (NOWHERE, WAITING, "join"),
-        (NOWHERE, REDUNDANT, "join"),
-        (INSIDE, NOWHERE, "leave"),
-        (WAITING, NOWHERE, "leave"),
-        (REDUNDANT, NOWHERE, "step_off"),
-        (REDUNDANT, WAITING, ""),
-        (WAITING, INSIDE, ""),
-        (INSIDE, INSIDE, ""),
-        (NOWHERE, NOWHERE, ""),
+        (NOWHERE, INSIDE, Wish("join")),
+        (NOWHERE, WAITING, Wish("join")),
+        (NOWHERE, REDUNDANT, Wish("join")),
+        (INSIDE, NOWHERE, Wish("leave")),
+        (WAITING, NOWHERE, Wish("leave")),
+        (REDUNDANT, NOWHERE, Wish("step_off")),
+        (REDUNDANT, WAITING, Wish()),
+        (WAITING, INSIDE, Wish()),
+        (INSIDE, INSIDE, Wish()),
+        (NOWHERE, NOWHERE, Wish()),
+        # It starts no round, and buries nobody.
+        (replace(INSIDE, round=7, complete=True), LAST_TO_LEAVE, Wish("leave")),
+        # Heartbeats and others are no wish.
+        (NOWHERE, BEAT, Wish()),
+        (INSIDE, replace(INSIDE, participants={ME: 0}), Wish()),
+        (INSIDE, CLOSED, Wish("", closes=True)),
+        (CLOSED, CLOSED, Wish()),
     ],
 )
-def test_the_own_membership_is_the_wish(
-    expected: TorchState, desired: TorchState, change: str
+def test_the_own_membership_and_a_close_are_the_wish(
+    expected: TorchState, desired: TorchState, read: Wish
 ) -> None:
-    assert wish(expected, desired, ME).change == change
-
-
-def test_the_last_to_leave_starts_no_round_and_buries_nobody() -> None:
-    last = replace(TorchState(), round=8, complete=False)
-    assert wish(replace(INSIDE, round=7, complete=True), last, ME) == Wish("leave")
-
-
-def test_heartbeats_and_others_are_no_wish() -> None:
-    beat = replace(NOWHERE, last_heartbeats={ME: SOON}, deadline=SOON, complete=True)
-    assert wish(NOWHERE, beat, ME) == Wish()
-    assert wish(INSIDE, replace(INSIDE, participants={ME: 0}), ME) == Wish()
-
-
-def test_closed_is_read_once() -> None:
-    closed = replace(INSIDE, closed=True)
-    assert wish(INSIDE, closed, ME) == Wish("", closes=True)
-    assert wish(closed, closed, ME) == Wish()
+    assert wish(expected, desired, ME) == read
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -70,23 +71,32 @@ MISTAKES = (
 )
 
 
+Told = Callable[[str], tuple[object, str, str]]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Told:
+    """Status, output and errors of a command line."""
+    for name in ("JOB", "ETCD_ENDPOINTS"):
+        monkeypatch.delenv(f"MUSTER_{name}", raising=False)
+
+    def run(line: str) -> tuple[object, str, str]:
+        monkeypatch.setattr("sys.argv", ["muster", *line.split()])
+        with pytest.raises(SystemExit) as ended:
+            command_line()
+        return ended.value.code, *capsys.readouterr()
+
+    return run
+
+
 @pytest.mark.parametrize(("line", "status", "said"), MISTAKES, ids=[row[0] for row in MISTAKES])
 def test_a_mistake_says_what_is_wrong_and_what_to_type(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    line: str,
-    status: int,
-    said: str,
+    told: Told, line: str, status: int, said: str
 ) -> None:
-    monkeypatch.delenv("MUSTER_JOB", raising=False)
-    monkeypatch.setattr("sys.argv", ["muster", *line.split()])
-    with pytest.raises(SystemExit) as ended:
-        command_line()
-    shown = capsys.readouterr()
-    assert ended.value.code == status
-    assert said in shown.err
-    assert all(one.startswith("muster: ") for one in shown.err.splitlines())
-    assert shown.out == ""
+    code, out, err = told(line)
+    assert (code, out) == (status, "")
+    assert said in err
+    assert all(one.startswith("muster: ") for one in err.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -94,34 +104,20 @@ def test_a_mistake_says_what_is_wrong_and_what_to_type(
     [("status", ""), ("why", ""), ("list", ""), ("history", ""), ("why a", "a"), ("status a", "a")],
 )
 def test_no_store_and_no_local_job_is_one_story_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    line: str,
-    job: str,
+    told: Told, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str, job: str
 ) -> None:
-    monkeypatch.delenv("MUSTER_JOB", raising=False)
-    monkeypatch.delenv("MUSTER_ETCD_ENDPOINTS", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(options, "listens", lambda _: False)
-    monkeypatch.setattr("sys.argv", ["muster", *line.split()])
-    with pytest.raises(SystemExit) as ended:
-        command_line()
-    assert ended.value.code == 69
+    code, _, err = told(line)
     missing = f"no job {job}: " if job else ""
-    assert capsys.readouterr().err.startswith(f"muster: {missing}no muster local runs here, {HERE}")
+    assert code == 69
+    assert err.startswith(f"muster: {missing}no muster local runs here, {HERE}")
 
 
-def test_muster_alone_prints_its_help(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["muster"])
-    with pytest.raises(SystemExit) as ended:
-        command_line()
-    assert not ended.value.code
-    shown = capsys.readouterr()
-    assert shown.out.startswith("Usage: muster ")
-    assert shown.err == ""
+def test_muster_alone_prints_its_help(told: Told) -> None:
+    code, out, err = told("")
+    assert (not code, err) == (True, "")
+    assert out.startswith("Usage: muster ")
 
 
 NO_ETCD = "what answers there is no etcd, but a web server or a proxy"

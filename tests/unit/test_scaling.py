@@ -22,6 +22,7 @@ from console.remote.scaled_owner import (
 )
 from console.remote.scaling_plan import (
     COST,
+    ScaleOutPlan,
     WhoLeaves,
     ahead_of,
     arrival,
@@ -69,12 +70,8 @@ def who(owner: ScaledOwner, pods: list[ScaledPod], selection: WhoLeaves, **more:
     return ([one.name for one in found.pods], found.count) if found else why
 
 
-def test_a_count_takes_the_highest_indexes() -> None:
-    assert who(SET, STS, WhoLeaves(count=1)) == (["sts-2"], 2)
+def test_the_highest_indexes_go_and_another_pod_is_refused_with_who_would() -> None:
     assert who(SET, STS, WhoLeaves(count=2)) == (["sts-2", "sts-1"], 1)
-
-
-def test_a_middle_pod_of_a_stateful_set_is_refused_with_who_would_go() -> None:
     why = who(SET, STS, WhoLeaves(names=("sts-0",)))
     assert "sts-2 would go, and not sts-0" in why
     assert "--count 1 takes sts-2; --idle drains sts-0" in why
@@ -95,10 +92,6 @@ def test_a_deployment_without_names_loses_what_trains_last() -> None:
     assert who(DEPLOYMENT, standby, WhoLeaves(count=1)) == (["dep-c"], 2)
     late = [*DEP[:2], pod("dep-p", **PENDING)]
     assert who(DEPLOYMENT, late, WhoLeaves(count=1)) == (["dep-p"], 2)
-
-
-def test_a_pod_that_the_replica_set_takes_first_is_named() -> None:
-    late = [*DEP[:2], pod("dep-p", **PENDING)]
     assert "takes dep-p first" in who(DEPLOYMENT, late, WhoLeaves(names=("dep-b",)))
 
 
@@ -168,30 +161,36 @@ def test_a_replica_set_takes_the_lowest_cost_of_those_that_are_alike() -> None:
     assert ahead_of([DEP[0], drained, starting], ["dep-b"]) == []
 
 
-def test_scale_out_keeps_to_the_bounds() -> None:
-    found, _ = arrival(SET, SIZES, 4, raises_max=False)
+def asked_for(count: int, sizes: JobPolicy = SIZES, *, raises_max: bool = False) -> ScaleOutPlan:
+    found, _ = arrival(SET, sizes, count, raises_max=raises_max)
     assert found is not None
+    return found
+
+
+def test_scale_out_keeps_to_the_bounds() -> None:
+    found = asked_for(4)
     assert (found.before, found.count, found.most) == (3, 4, None)
-    none, why = arrival(SET, SIZES, 6, raises_max=False)
-    assert none is None
-    assert "max is 4" in why
-    assert "--max" in why
-    raised, _ = arrival(SET, SIZES, 6, raises_max=True)
-    assert raised is not None
-    assert raised.most == 6
-    below, why = arrival(SET, JobPolicy(5, 8), 4, raises_max=False)
-    assert below is None
-    assert "min is 5" in why
-    fewer, why = arrival(SET, SIZES, 2, raises_max=False)
-    assert fewer is None
-    assert "muster scalein" in why
+    assert asked_for(6, raises_max=True).most == 6
     _, why = arrival(SET, JobPolicy(2, 8, unit=2), 5, raises_max=False)
     assert "1 of them will stand by" in why
 
 
+@pytest.mark.parametrize(
+    ("sizes", "count", "said"),
+    [
+        (SIZES, 6, "max is 4, and pods beyond it only stand by: add --max"),
+        (JobPolicy(5, 8), 4, "min is 5"),
+        (SIZES, 2, "muster scalein"),
+    ],
+)
+def test_a_scale_out_that_cannot_be_is_refused(sizes: JobPolicy, count: int, said: str) -> None:
+    none, why = arrival(SET, sizes, count, raises_max=False)
+    assert none is None
+    assert said in why
+
+
 def test_what_came_stays() -> None:
-    asked, _ = arrival(SET, JobPolicy(1, 8), 8, raises_max=False)
-    assert asked is not None
+    asked = asked_for(8, JobPolicy(1, 8))
     pods = [pod(f"sts-{index}") for index in range(6)]
     pods += [pod(f"sts-{index}", **PENDING) for index in (6, 7)]
     judged = came(asked, pods)
@@ -207,8 +206,7 @@ def test_what_came_stays() -> None:
 
 
 def test_all_that_came_train_before_it_is_done() -> None:
-    asked, _ = arrival(SET, SIZES, 4, raises_max=False)
-    assert asked is not None
+    asked = asked_for(4)
     waits = [*STS, pod("sts-3", doing="waiting")]
     assert came(asked, waits).complete
     assert not came(asked, waits).trains
@@ -216,14 +214,11 @@ def test_all_that_came_train_before_it_is_done() -> None:
     assert came(asked, [*STS, pod("sts-3")]).trains
     held = [*STS, pod("sts-3", state="standby", doing="standby")]
     assert not came(asked, held).trains
-    in_threes, _ = arrival(SET, JobPolicy(2, 8, unit=3), 4, raises_max=False)
-    assert in_threes is not None
-    assert came(in_threes, held).trains
+    assert came(asked_for(4, JobPolicy(2, 8, unit=3)), held).trains
 
 
 def test_hosts_of_a_horovodrun_differ_by_what_their_ranks_report() -> None:
-    asked, _ = arrival(SET, SIZES, 4, raises_max=False)
-    assert asked is not None
+    asked = asked_for(4)
     assert hosts([*STS, pod("sts-3")], "digits") == ""
     told = [*STS, pod("sts-3", doing="ready")]
     assert came(asked, told).listed

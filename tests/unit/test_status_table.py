@@ -192,9 +192,10 @@ def screen(shown: TopScene, width: int | None = 100, **more: str) -> str:
 
 
 def test_the_screen_has_the_state_the_figures_the_pods_and_the_last_events() -> None:
-    text = screen(scene())
+    text = screen(scene(pods=(PENDING,)))
     first, *_ = text.splitlines()
     assert first.startswith("team/digits training")
+    assert "0/2 nodes: Insufficient nvidia.com/gpu" in text
     for figure in ("step 1,200", "10 steps/s, 0.1 s a step", "step 1,000 saved 30 s ago"):
         assert figure in text
     assert "1 min 40 s  lost" in text
@@ -217,10 +218,6 @@ def test_the_pod_that_the_others_wait_for_is_marked() -> None:
 def test_a_share_that_is_none_is_left_out() -> None:
     hostile = {"members": [{"name": "a", "state": "listed", "waits": "much", "slow": 7}]}
     assert "much" not in screen(TopScene("t", "j", hostile))
-
-
-def test_a_pending_pod_is_on_it_with_why() -> None:
-    assert "Insufficient nvidia.com/gpu" in screen(scene(pods=(PENDING,)))
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
@@ -254,11 +251,8 @@ def test_a_key_is_for_pods_that_the_api_server_lists_and_for_the_job_that_the_us
     line = shown.line(NOW_S)
     assert shown.choices(line) == ["a"]
     assert line.name == "digits"
-
-
-def test_a_key_is_for_every_member_of_a_store() -> None:
     of_store = replace(scene(), pods=None)
-    assert of_store.choices(of_store.line(NOW_S)) == ["a", "b"]
+    assert of_store.choices(of_store.line(NOW_S)) == ["a", "b"], "of a store, each member"
 
 
 def test_p_pauses_a_job_and_resumes_one_that_is_paused() -> None:
@@ -302,7 +296,4 @@ def test_a_terminal_that_tells_no_size_has_80_columns(monkeypatch: pytest.Monkey
         lines = wrapped(TEXT, terminal, 17).splitlines()
     os.close(ours)
     assert lines == broken(TEXT, 80, 17).splitlines()
-
-
-def test_what_goes_to_no_terminal_stays_one_line() -> None:
-    assert wrapped(TEXT, io.StringIO(), 17) == TEXT
+    assert wrapped(TEXT, io.StringIO(), 17) == TEXT, "what goes to none stays one line"
