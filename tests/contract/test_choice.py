@@ -77,7 +77,7 @@ def test_no_rank_is_told_what_an_earlier_world_found_at_the_agents_store() -> No
         assert worlds.told(restarts, found) == [found] * 3
 
 
-def test_a_world_that_ended_before_all_had_asked_leaves_nothing_behind(
+def test_a_world_that_ended_early_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     worlds = Worlds(served=True)

@@ -278,9 +278,7 @@ def tells_of_the_corrupt_record_once(text: str) -> bool:
 
 
 @pytest.mark.parametrize(("columns", "below"), [(160, False), (80, True)])
-async def test_a_terminal_gets_a_table_that_fits_it(
-    stored: Stored, columns: int, below: bool
-) -> None:
+async def test_a_table_fits_its_terminal(stored: Stored, columns: int, below: bool) -> None:
     ours, theirs = pty.openpty()
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -321,9 +319,7 @@ def read_terminal(ours: int) -> str:
     "command",
     ["status", "hosts", "history", "drain a", "pause", "resume", "forget", "set --max 2"],
 )
-async def test_an_unknown_job_is_answered_with_the_one_that_was_meant(
-    stored: Stored, command: str
-) -> None:
+async def test_of_an_unknown_job_the_meant_one_is_named(stored: Stored, command: str) -> None:
     ended = await stored.muster(*command.split(), "--job", "digit")
     assert ended.status == 66
     assert "no job digit in namespace default: did you mean digits?" in ended.err
@@ -451,9 +447,7 @@ async def test_set_to_what_is_changes_nothing(six: Stored) -> None:
         ([], "nothing to set: give --min"),
     ],
 )
-async def test_what_cannot_be_is_refused_and_the_job_goes_on_with_what_it_had(
-    six: Stored, given: list[str], said: str
-) -> None:
+async def test_limits_that_cannot_be_are_refused(six: Stored, given: list[str], said: str) -> None:
     before = await six.job()
     ended = await six.muster("set", *given)
     assert ended.status == 2
@@ -478,9 +472,7 @@ async def test_a_pause_that_waits_for_an_older_sidecar_to_go_says_so(six: Stored
     assert ": paused, once no sidecar of 0.1.0 is there, since " in status
 
 
-async def test_a_pause_of_a_horovodrun_has_its_ranks_save_and_a_resume_takes_that_back(
-    six: Stored,
-) -> None:
+async def test_a_pause_of_a_horovodrun_has_its_ranks_save(six: Stored) -> None:
     launcher = newer("launcher", 9, role="launcher")
     await six.put(Put(LIVE.member("launcher"), launcher.to_json()))
     process = await started(("pause", "--wait", "--reason", "night"), six.environ)
@@ -510,9 +502,7 @@ def commit(**changes: object) -> Put:
 
 
 @pytest.mark.parametrize(("saved", "status"), [(True, 0), (False, 6)])
-async def test_pause_waits_until_all_have_saved_and_left(
-    six: Stored, *, saved: bool, status: int
-) -> None:
+async def test_pause_waits_for_saves_and_leaves(six: Stored, *, saved: bool, status: int) -> None:
     process = await started(("pause", "--wait", "--reason", "night"), six.environ)
     assert process.stdout is not None
     async with asyncio.timeout(PATIENCE_S):

@@ -165,9 +165,7 @@ def run(*arguments: str) -> tuple[int, Any]:
     return done.return_value, json.loads(done.stdout)
 
 
-def test_a_cluster_is_examined_by_a_kubeconfig(
-    kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_is_examined(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status, told = run("--kubeconfig", str(kubeconfig))
     assert (status, told["status"]) == (1, 1)
     found = {(one["check"], one["level"]): one["sentence"] for one in told["findings"]}
@@ -193,7 +191,7 @@ def test_a_cluster_is_examined_by_a_kubeconfig(
     assert ("controller", "fault") in found
 
 
-def test_who_may_look_at_nothing_is_not_told_that_nothing_is_wrong(
+def test_without_rights_nothing_is_called_well(
     kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Api, "forbidden", set(LISTS))

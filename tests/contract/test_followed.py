@@ -142,9 +142,7 @@ async def test_a_silent_sidecar_is_said_in_the_row(
 
 
 @VIEWS
-async def test_a_source_that_ends_leaves_its_last_words_and_says_so(
-    fake: FakeApi, row_of: RowOf
-) -> None:
+async def test_a_source_that_ends_leaves_its_last_words(fake: FakeApi, row_of: RowOf) -> None:
     fake.containers.execute = once(Ran(69, "", "muster: cannot reach the store\nmore\n"))
     row = await row_of(fake, lambda row: "store" in row.why)
     assert row.phase == "training"
@@ -239,9 +237,7 @@ async def test_the_next_pod_is_asked_if_one_does_not_answer(fake: FakeApi, api: 
     assert await ask(api, pods, ["get"], timeout_s=LONG_S) == Ran(0, "here", "")
 
 
-async def test_output_that_was_shown_is_not_begun_again_elsewhere(
-    fake: FakeApi, api: ClusterApi
-) -> None:
+async def test_shown_output_is_not_begun_again_elsewhere(fake: FakeApi, api: ClusterApi) -> None:
     heard = []
 
     async def execute(asked: Asked) -> Answer:
@@ -264,9 +260,7 @@ async def test_without_a_running_sidecar_the_sentence_says_why(api: ClusterApi) 
         await ask(api, [], ["get"], timeout_s=LONG_S)
 
 
-async def test_a_refused_command_has_the_api_servers_own_words(
-    fake: FakeApi, api: ClusterApi
-) -> None:
+async def test_a_refusal_has_the_api_servers_own_words(fake: FakeApi, api: ClusterApi) -> None:
     fake.refused.add("/api/v1/namespaces/team/pods/digits-0/exec")
     with pytest.raises(ClusterRefused, match="403: no rights") as refused:
         await api.run_in("team", "digits-0", "muster", ["true"], timeout_s=LONG_S)

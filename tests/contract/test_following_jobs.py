@@ -63,7 +63,11 @@ def pod(name: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeApi]:
+async def fake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: Store
+) -> AsyncIterator[FakeApi]:
+    """An API server with three pods of a Deployment, whose job has a record in the store."""
+    await store.txn([], [Put(KEYS.job, Job(JobPolicy(1, 4)).to_json())])
     for of, name, value in (
         (leadership, "RENEW_S", 0.05),
         # Nobody loses the Lease by a stall of the machine: another leader knows no Events of it.
@@ -110,6 +114,13 @@ async def replica(name: str, fake: FakeApi, store: Store) -> AsyncIterator[None]
             yield
 
 
+@asynccontextmanager
+async def leader(fake: FakeApi, store: Store) -> AsyncIterator[dict[str, Any]]:
+    """A replica that leads; yields the Lease as it first has it."""
+    async with replica("one", fake, store):
+        yield await fake.until(LEASE, lambda lease: told(lease) > 0)
+
+
 def seen(fake: FakeApi) -> dict[tuple[str, str], tuple[int, str]]:
     """Count and message of each Event, by its object and reason."""
     found: dict[tuple[str, str], tuple[int, str]] = {}
@@ -129,16 +140,8 @@ async def until(
         await fake._changed.wait_for(lambda: holds(seen(fake)))
 
 
-async def lease_says(fake: FakeApi, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    return await fake.until(LEASE, holds)
-
-
 def told(lease: dict[str, Any]) -> int:
     return int(lease["metadata"].get("annotations", {}).get(leadership.TOLD, 0))
-
-
-async def begin(store: Store) -> None:
-    await store.txn([], [Put(KEYS.job, Job(JobPolicy(1, 4)).to_json())])
 
 
 async def join(store: Store, *names: str) -> int:
@@ -146,14 +149,11 @@ async def join(store: Store, *names: str) -> int:
     return (await store.txn([], puts)).revision
 
 
-async def test_a_jobs_news_are_events_of_its_pods_and_of_what_made_them(
-    fake: FakeApi, store: Store
-) -> None:
-    await begin(store)
+async def test_news_are_events_of_pods_and_of_their_owner(fake: FakeApi, store: Store) -> None:
     await join(store, "a")
     async with replica("one", fake, store):
         # What was before the controller came is no news.
-        await lease_says(fake, lambda lease: told(lease) > 0)
+        await fake.until(LEASE, lambda lease: told(lease) > 0)
         assert seen(fake) == {}
         await join(store, "b")
         drain = Drain("uid-b", "b", "the node is cordoned", "controller", requested_by="c")
@@ -174,30 +174,23 @@ async def test_a_jobs_news_are_events_of_its_pods_and_of_what_made_them(
         assert "46" in seen(fake)["Pod/b", "Committed"][1]
 
 
-async def test_events_that_could_not_be_written_are_written_once_the_api_server_is_back(
-    fake: FakeApi, store: Store
-) -> None:
-    await begin(store)
-    async with replica("one", fake, store):
-        await lease_says(fake, lambda lease: told(lease) > 0)
+async def test_events_are_written_once_the_api_server_is_back(fake: FakeApi, store: Store) -> None:
+    async with leader(fake, store):
         before = told(fake.objects[LEASE])
         fake.busy_once = {EVENTS.rstrip("/")}
         revision = await join(store, "a")
         await until(fake, lambda told: ("Pod/a", "Joined") in told)
-        await lease_says(fake, lambda lease: told(lease) >= revision)
+        await fake.until(LEASE, lambda lease: told(lease) >= revision)
     assert before < revision
     assert seen(fake)["Pod/a", "Joined"][0] == 1
 
 
-async def test_what_happened_while_both_replicas_were_away_is_told_by_the_next_leader_and_once(
-    fake: FakeApi, store: Store
-) -> None:
-    await begin(store)
+async def test_the_next_leader_tells_once_what_it_missed(fake: FakeApi, store: Store) -> None:
     async with replica("one", fake, store), replica("two", fake, store):
-        await lease_says(fake, lambda lease: told(lease) > 0)
+        await fake.until(LEASE, lambda lease: told(lease) > 0)
         revision = await join(store, "a")
         await until(fake, lambda told: ("Pod/a", "Joined") in told)
-        await lease_says(fake, lambda lease: told(lease) >= revision)
+        await fake.until(LEASE, lambda lease: told(lease) >= revision)
     assert fake.objects[LEASE]["spec"]["holderIdentity"] == ""
     await join(store, "b")
     await store.txn([], [Put(KEYS.last_commit, LastCommit(46, 1, 1).to_json())])
@@ -228,11 +221,9 @@ async def test_the_worlds_of_a_time_without_replicas_are_told_by_the_next_leader
     """The one before had noted less than it had told."""
     monkeypatch.setattr(cluster_events, "REPEAT_S", 30.0)
     monkeypatch.setattr(leadership, "LEASE_S", 1.0)
-    await begin(store)
     await join(store, "a", "b")
     reformed = ("Deployment/trainer", "Reformed")
-    async with replica("one", fake, store):
-        before = await lease_says(fake, lambda lease: told(lease) > 0)
+    async with leader(fake, store) as before:
         for step in (46, 47) if had == "owed another Event" else ():
             saved = LastCommit(step, 1, 1).to_json()
             await store.txn([], [Put(KEYS.last_commit, saved)])
@@ -247,18 +238,14 @@ async def test_the_worlds_of_a_time_without_replicas_are_told_by_the_next_leader
     async with replica("two", fake, store):
         async with asyncio.timeout(CLOSED_S), fake._changed:
             await fake._changed.wait_for(lambda: newest in messages(fake, "Reformed"))
-        await lease_says(fake, lambda lease: told(lease) > told(before))
+        await fake.until(LEASE, lambda lease: told(lease) > told(before))
     assert messages(fake, "Reformed").count(newest) == 1
 
 
 @pytest.mark.parametrize("owner_was", ["never read", "read before"])
-async def test_events_of_a_job_whose_owner_cannot_be_read_now_are_told_at_it_all_the_same(
-    fake: FakeApi, store: Store, owner_was: str
-) -> None:
-    await begin(store)
+async def test_events_wait_for_an_unread_owner(fake: FakeApi, store: Store, owner_was: str) -> None:
     reading, saved = ("GET", OWNER), ("Deployment/trainer", "Committed")
-    async with replica("one", fake, store):
-        await lease_says(fake, lambda lease: told(lease) > 0)
+    async with leader(fake, store):
         if owner_was == "never read":
             fake.busy = {OWNER}
         await join(store, "a", "b")
@@ -274,7 +261,7 @@ async def test_events_of_a_job_whose_owner_cannot_be_read_now_are_told_at_it_all
             assert told(fake.objects[LEASE]) < revision
             fake.busy = set()
         await until(fake, lambda told: "47" in told.get(saved, (0, ""))[1])
-        await lease_says(fake, lambda lease: told(lease) >= revision)
+        await fake.until(LEASE, lambda lease: told(lease) >= revision)
     assert {about.partition("/")[0] for about, _ in seen(fake)} == {"Pod", "Deployment"}
 
 
@@ -282,13 +269,11 @@ async def test_events_of_an_owner_that_cannot_be_read_for_long_are_told_at_what_
     fake: FakeApi, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owners_read, "UNREAD_S", 0.2)
-    await begin(store)
     fake.busy = {OWNER}
-    async with replica("one", fake, store):
-        await lease_says(fake, lambda lease: told(lease) > 0)
+    async with leader(fake, store):
         revision = (await join_and_save(store, 46)).revision
         await until(fake, lambda told: ("ReplicaSet/trainer-5d", "Committed") in told)
-        await lease_says(fake, lambda lease: told(lease) >= revision)
+        await fake.until(LEASE, lambda lease: told(lease) >= revision)
     assert seen(fake)["ReplicaSet/trainer-5d", "Committed"][0] == 1
 
 
@@ -306,12 +291,8 @@ def messages(fake: FakeApi, reason: str) -> list[str]:
     return [one["message"] for one in found if one["reason"] == reason]
 
 
-async def test_replicas_become_desired_and_the_owner_is_annotated(
-    fake: FakeApi, store: Store
-) -> None:
-    await begin(store)
-    async with replica("one", fake, store):
-        await lease_says(fake, lambda lease: told(lease) > 0)
+async def test_replicas_become_desired_and_are_noted(fake: FakeApi, store: Store) -> None:
+    async with leader(fake, store):
         await join(store, "a")
         notes = await fake.until(OWNER, lambda owner: "annotations" in owner["metadata"])
         assert notes["metadata"]["annotations"] == {

@@ -153,9 +153,7 @@ async def test_a_rank_whose_pod_is_gone_is_said_to_be(fake: FakeApi) -> None:
         assert output.notes == notes
 
 
-async def test_a_later_pod_of_the_same_name_has_not_the_lines_of_the_one_before(
-    fake: FakeApi,
-) -> None:
+async def test_a_later_pod_of_a_name_has_not_the_earlier_ones_lines(fake: FakeApi) -> None:
     fake.containers.execute = Sidecars(world(5, 0, ["a", "b"], AT_S)).answer
     for created, notes in (
         (BEGAN - timedelta(seconds=3), 0),

@@ -265,7 +265,7 @@ async def test_it_blocks_no_loop_from_start_to_end(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-async def test_a_signal_that_comes_while_it_starts_ends_it(
+async def test_a_signal_at_its_start_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deliver = RunDir.deliver

@@ -159,9 +159,7 @@ async def test_a_server_that_closes_idle_connections_is_not_suspected() -> None:
         assert set(signs) == {None}
 
 
-async def test_the_oldest_of_too_many_lines_is_closed(
-    other: Peer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_of_too_many_the_oldest_closes(other: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [await open_line(other.who) for _ in range(http.HELD_MAX + 1)]
     assert not await ended(lines[0])
     await holds(lines[1], 0.5)

@@ -54,9 +54,7 @@ async def test_what_came_stays(
         assert "6 of 8 stay; 2 pods withdrawn" in capsys.readouterr().out
 
 
-async def test_all_or_nothing_leaves_the_world_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with scaled(tmp_path, "Deployment", 4, room=6) as (cluster, job):
         times_out_with(monkeypatch, cluster, 6)
         assert await scale_out(job, More(None, 8, ENOUGH_S, whole=True)) == 4
@@ -216,7 +214,7 @@ def _costs(cluster: ScaledCluster) -> dict[str, str]:
     return {name: one[COST] for name, one in notes.items() if COST in one}
 
 
-async def test_what_was_done_stays_done_if_the_claim_cannot_be_taken_back(
+async def test_a_claim_that_stays_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with scaled(tmp_path, "Deployment", 2) as (cluster, job):

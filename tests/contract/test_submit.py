@@ -40,6 +40,7 @@ async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     make_patient(monkeypatch)
     async with FakeApi(tmp_path) as api:
         api.admits = with_sidecar
+        monkeypatch.setattr("console.remote.pods.access_of", lambda *_: api.access)
         yield api
 
 
@@ -177,19 +178,16 @@ async def test_an_mpijob_is_made_where_its_kind_is(fake: FakeApi, api: ClusterAp
     assert await has_mpi_jobs(api)
 
 
-async def submitted(
-    fake: FakeApi, monkeypatch: pytest.MonkeyPatch, *command: str, **how: Any
-) -> int:
-    monkeypatch.setattr("console.remote.pods.access_of", lambda *_: fake.access)
+async def submitted(*command: str, **how: Any) -> int:
     given = {"store": None, "detach": True, **how}
     options = ClusterOptions(namespace="team")
     return await submission.submit_job(options, job(*command), [], **given)
 
 
 async def test_three_lines_say_what_was_made(
-    fake: FakeApi, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fake: FakeApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert await submitted(fake, monkeypatch) == 0
+    assert await submitted() == 0
     assert f"{JOBS}/digits" in fake.objects
     made, watch, stop = capsys.readouterr().out.splitlines()
     assert made == (
@@ -199,20 +197,16 @@ async def test_three_lines_say_what_was_made(
     assert stop == "stop   muster delete digits -n team (saves first)"
 
 
-async def test_without_a_controller_nothing_is_made(
-    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_a_controller_nothing_is_made(fake: FakeApi) -> None:
     fake.admits = lambda tried: tried
     with pytest.raises(ConfigError, match=r"no controller of Muster .*--etcd-endpoints"):
-        await submitted(fake, monkeypatch)
+        await submitted()
     assert fake.objects == {}
 
 
-async def test_with_a_store_submit_adds_the_sidecar(
-    fake: FakeApi, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_submit_adds_the_sidecar(fake: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
     store = submission.NamedStore("etcd:2379", "example.org/muster-sidecar:1")
-    assert await submitted(fake, monkeypatch, store=store) == 0
+    assert await submitted(store=store) == 0
     template = fake.objects[f"{JOBS}/digits"]["spec"]["template"]
     assert [one["name"] for one in template["spec"]["initContainers"]] == ["muster"]
     assert "submit added the sidecar, with the store at etcd:2379" in capsys.readouterr().out
@@ -220,15 +214,12 @@ async def test_with_a_store_submit_adds_the_sidecar(
 
 @pytest.mark.parametrize("may_delete", [True, False])
 async def test_the_workers_of_a_horovodrun_go_with_its_end(
-    fake: FakeApi,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    may_delete: bool,
+    fake: FakeApi, capsys: pytest.CaptureFixture[str], may_delete: bool
 ) -> None:
     if not may_delete:
         fake.refused_methods.add(("DELETE", f"{SETS}/digits-worker"))
     line = ("horovodrun", "python", "t.py")
-    following = asyncio.create_task(submitted(fake, monkeypatch, *line, detach=False))
+    following = asyncio.create_task(submitted(*line, detach=False))
     await fake.until(f"{SETS}/digits-worker", lambda made: True)
     made = fake.objects[f"{JOBS}/digits"]
     await fake.put(f"{JOBS}/digits", {**made, "status": condition("Complete")})
@@ -257,9 +248,7 @@ async def test_a_job_is_followed_to_its_end(fake: FakeApi, api: ClusterApi) -> N
     assert said.sentences[-1] == "the job is complete"
 
 
-async def test_a_failed_job_ends_with_the_status_of_what_failed(
-    fake: FakeApi, api: ClusterApi
-) -> None:
+async def test_a_failed_job_ends_with_its_pods_status(fake: FakeApi, api: ClusterApi) -> None:
     said = Said()
     for index, status in ((0, 143), (1, 77), (2, 1)):
         name = f"digits-{index}"
@@ -277,9 +266,7 @@ async def test_a_failed_job_ends_with_the_status_of_what_failed(
     ]
 
 
-async def test_a_user_without_the_right_to_logs_is_told_once(
-    fake: FakeApi, api: ClusterApi
-) -> None:
+async def test_a_missing_right_to_logs_is_told_once(fake: FakeApi, api: ClusterApi) -> None:
     said = Said()
     await fake.put(f"{JOBS}/digits", {"spec": {"parallelism": 1}})
     await fake.put(f"{PODS}/digits-0", pod("digits-0"))
@@ -292,9 +279,7 @@ async def test_a_user_without_the_right_to_logs_is_told_once(
     assert sum("no further lines are shown" in one for one in said.sentences) == 1
 
 
-async def test_following_outlives_an_outage_and_ends_with_a_deletion(
-    fake: FakeApi, api: ClusterApi
-) -> None:
+async def test_following_outlives_an_outage(fake: FakeApi, api: ClusterApi) -> None:
     said = Said()
     await fake.put(f"{JOBS}/digits", {"spec": {"parallelism": 1}})
     fake.busy_once.add(f"{JOBS}/digits")
@@ -310,10 +295,7 @@ async def test_following_outlives_an_outage_and_ends_with_a_deletion(
 # -- deleted
 
 
-async def deleted(
-    fake: FakeApi, monkeypatch: pytest.MonkeyPatch, name: str = "digits", **how: Any
-) -> None:
-    monkeypatch.setattr("console.remote.pods.access_of", lambda *_: fake.access)
+async def deleted(name: str = "digits", **how: Any) -> None:
     given = {"now": False, "timeout_s": DEADLINE_S, "yes": False, **how}
     await delete_job(ClusterOptions(namespace="team"), name, **given)
 
@@ -329,10 +311,10 @@ async def running(fake: FakeApi, api: ClusterApi) -> FakeApi:
 
 
 async def test_a_deleted_job_saves_first(
-    running: FakeApi, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    running: FakeApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
     running.containers.execute = lambda asked: Ran(0, "saved      all ranks saved step 45\n", "")
-    await deleted(running, monkeypatch)
+    await deleted()
     (asked,) = running.containers.asked
     assert asked.argv[asked.argv.index("pause") :][:3] == ["pause", "digits", "--wait"]
     assert running.objects == {}
@@ -350,47 +332,41 @@ async def test_a_deleted_job_saves_first(
         ("no such program", "it may be paused: muster resume digits lets it train on"),
     ],
 )
-async def test_without_a_save_the_job_stays(
-    running: FakeApi, monkeypatch: pytest.MonkeyPatch, ran: Any, said: str
-) -> None:
+async def test_without_a_save_the_job_stays(running: FakeApi, ran: Any, said: str) -> None:
     before = dict(running.objects)
     running.containers.execute = lambda asked: ran
     with pytest.raises(ClusterUnavailable, match=said):
-        await deleted(running, monkeypatch)
+        await deleted()
     assert running.objects == before
 
 
-async def test_a_job_that_may_not_be_deleted_is_not_paused(
-    running: FakeApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_job_that_may_not_be_deleted_is_not_paused(running: FakeApi) -> None:
     running.refused_methods.add(("DELETE", f"{JOBS}/digits"))
     with pytest.raises(ClusterRefused, match="no rights"):
-        await deleted(running, monkeypatch)
+        await deleted()
     assert running.containers.asked == []
 
 
 async def test_the_words_of_a_pod_neither_act_on_the_terminal_nor_keep_its_job(
-    running: FakeApi, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    running: FakeApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
     running.containers.execute = lambda asked: Ran(4, "\x1b]0;mine\x07\n", "")
     with pytest.raises(ClusterUnavailable):
-        await deleted(running, monkeypatch)
+        await deleted()
     assert "\x1b" not in capsys.readouterr().out
     running.containers.execute = lambda asked: Ran(0, "", "")
-    await deleted(running, monkeypatch, now=True)
+    await deleted(now=True)
     assert running.objects == {}
 
 
-async def test_now_says_what_is_lost(
-    running: FakeApi, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_now_says_what_is_lost(running: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
     def execute(asked: Asked) -> Ran:
         assert asked.argv[-3:] == ["status", "digits", "--json"]
         save = {"steps_at_risk": 12, "step_of_all_ranks": 1300}
         return Ran(0, json.dumps({"last_save": save}) + "\n", "")
 
     running.containers.execute = execute
-    await deleted(running, monkeypatch, now=True)
+    await deleted(now=True)
     assert running.objects == {}
     assert "lost: 12 steps; the last save is of step 1,300" in capsys.readouterr().out
 
@@ -403,39 +379,33 @@ async def test_what_submit_has_not_made_is_asked_for(
     del bare["metadata"]["ownerReferences"]
     await fake.put(f"{PODS}/digits-0", bare)
     with pytest.raises(ConfigError, match="has not made Pod digits-0: --yes deletes it"):
-        await deleted(fake, monkeypatch)
-    await deleted(fake, monkeypatch, yes=True)
+        await deleted()
+    await deleted(yes=True)
     assert fake.objects == {}
     assert fake.containers.asked == []
     assert "its pods save as they end, within their grace" in capsys.readouterr().err
 
 
-async def test_a_job_that_has_ended_is_deleted_without_a_save(
-    running: FakeApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_job_that_has_ended_is_deleted_without_a_save(running: FakeApi) -> None:
     path = f"{JOBS}/digits"
     await running.put(path, {**running.objects[path], "status": condition("Complete")})
-    await deleted(running, monkeypatch)
+    await deleted()
     assert running.objects == {}
     assert running.containers.asked == []
 
 
-async def test_a_job_without_pods_is_found_by_its_name(
-    fake: FakeApi, api: ClusterApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_job_without_pods_is_found_by_its_name(fake: FakeApi, api: ClusterApi) -> None:
     await create(api, "team", objects(job()))
-    await deleted(fake, monkeypatch)
+    await deleted()
     assert fake.objects == {}
     with pytest.raises(JobNotFound, match="there is no job digits in namespace team"):
-        await deleted(fake, monkeypatch)
+        await deleted()
 
 
-async def test_pods_of_an_unknown_kind_are_left(
-    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_pods_of_an_unknown_kind_are_left(fake: FakeApi) -> None:
     made = pod("digits-0")
     made["metadata"]["ownerReferences"][0] |= {"apiVersion": "example.org/v1", "kind": "Train"}
     await fake.put(f"{PODS}/digits-0", made)
     with pytest.raises(ConfigError, match="are of Train digits, a kind that muster delete does"):
-        await deleted(fake, monkeypatch, yes=True)
+        await deleted(yes=True)
     assert f"{PODS}/digits-0" in fake.objects

@@ -92,9 +92,7 @@ VERBS = {
 
 
 @pytest.mark.parametrize("verb", VERBS)
-async def test_a_wait_ends_where_the_store_has_been_silent_for_too_long(
-    terminal: Terminal, verb: str
-) -> None:
+async def test_a_wait_ends_if_the_store_is_silent_for_long(terminal: Terminal, verb: str) -> None:
     begin, goes_on = VERBS[verb]
     waiting = asyncio.ensure_future(begin(terminal))
     await asyncio.sleep(5)
@@ -110,9 +108,7 @@ async def test_a_wait_ends_where_the_store_has_been_silent_for_too_long(
 
 
 @pytest.mark.parametrize("verb", VERBS)
-async def test_a_store_that_is_silent_for_moments_again_and_again_ends_no_wait(
-    terminal: Terminal, verb: str
-) -> None:
+async def test_a_store_silent_for_moments_ends_no_wait(terminal: Terminal, verb: str) -> None:
     waiting = asyncio.ensure_future(VERBS[verb][0](terminal))
     for _ in range(4):
         await asyncio.sleep(SILENCE_S / 2)
@@ -138,7 +134,7 @@ async def test_a_cancel_whose_answer_is_lost_has_cancelled(terminal: Terminal) -
         await terminal.by_hand().cancel()
 
 
-async def test_a_cancel_is_of_the_pod_that_was_there_when_it_was_asked_for(
+async def test_a_cancel_spares_a_later_pod(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def replace_pod(call: str) -> None:

@@ -177,9 +177,7 @@ def test_an_expired_drain_and_steps_that_are_not_saved_are_warnings() -> None:
         (5.0, (10,), "step 40 is not saved by all ranks: b missing"),
     ],
 )
-def test_a_save_is_late_after_a_while_or_once_it_is_overtaken(
-    ago_s: float, b_steps: tuple[int, ...], said: str
-) -> None:
+def test_when_a_save_is_late(ago_s: float, b_steps: tuple[int, ...], said: str) -> None:
     """A member is late if it has not reported the save before the newest either."""
     at = NOW_S - ago_s
     saves = {"a": PodSaves("a", "uid-a", "digits", 3, (40, 20), 40, 44, at)}

@@ -122,7 +122,7 @@ def test_what_is_new_is_told(now: JobState, expected: list[tuple[str, str]]) -> 
     ("took_s", "left_s", "short"),
     [(41.4, 25.0, True), (12.0, 25.0, False), (41.4, None, False), (0.0, 0.0, False)],
 )
-def test_a_save_that_no_grace_would_have_let_end_is_told(
+def test_a_save_longer_than_any_grace_is_told(
     took_s: float, left_s: float | None, short: bool
 ) -> None:
     saved = view(
@@ -140,7 +140,7 @@ def test_a_save_that_no_grace_would_have_let_end_is_told(
 
 
 @given(st.data())
-def test_a_leader_that_comes_later_tells_what_was_not_told_and_nothing_twice(
+def test_a_later_leader_tells_what_was_not_told_and_nothing_twice(
     data: st.DataObject,
 ) -> None:
     """Of everything that the store dates: by revisions alone, however often leaders change."""
@@ -166,7 +166,7 @@ def test_a_leader_that_comes_later_tells_what_was_not_told_and_nothing_twice(
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.booleans()), max_size=40))
-def test_a_pod_that_flaps_costs_a_write_each_half_a_minute_and_every_time_is_counted(
+def test_a_pod_that_flaps_is_counted_and_written_at_times(
     steps: list[tuple[float, bool]],
 ) -> None:
     now, series = 0.0, None
@@ -230,9 +230,7 @@ def test_i9_a_wait_after_failed_starts_is_an_event_without_their_text() -> None:
         ("training", "Training", "training: a world trains"),
     ],
 )
-def test_a_state_is_told_by_the_table_without_what_users_wrote(
-    state: str, reason: str, said: str
-) -> None:
+def test_a_state_is_told_without_what_users_wrote(state: str, reason: str, said: str) -> None:
     event = event_of(entry("state", "a", 14, why="failing: KeyError: 'secret'", state=state))
     assert (event.reason, event.message, event.of_job) == (reason, said, True)
 
@@ -269,8 +267,6 @@ def test_the_events_of_bad_states_are_warnings() -> None:
         ({"round": 7, "rank": -1}, "b: a worker ended round 7 without a Python error"),
     ],
 )
-def test_i9_an_event_of_a_failure_has_the_type_and_not_the_text(
-    details: dict[str, Any], said: str
-) -> None:
+def test_i9_the_event_of_a_failure_has_its_type_alone(details: dict[str, Any], said: str) -> None:
     event = event_of(entry("failed", "b", 14, pod_uid="uid-b", **details))
     assert (event.reason, event.message, event.pod_uid) == ("Failed", said, "uid-b")

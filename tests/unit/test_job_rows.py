@@ -86,9 +86,7 @@ def test_a_pod_says_whether_its_node_is_spot() -> None:
         (["Running", "Pending"], "unknown", "it does not answer"),
     ],
 )
-def test_without_a_sidecar_the_row_is_what_the_pods_say(
-    phases: list[str], phase: str, why: str
-) -> None:
+def test_without_a_sidecar_the_row_is_of_its_pods(phases: list[str], phase: str, why: str) -> None:
     pods = [PodFacts(f"p{n}", one, why="no node") for n, one in enumerate(phases)]
     line = job_line("team", "digits", None, pods, NOW, trouble="it does not answer")
     assert (line.phase, line.why) == (phase, why)
@@ -160,18 +158,14 @@ async def test_a_namespace_is_read_alone() -> None:
     assert await names(store, "none") == []
 
 
-async def test_many_jobs_of_others_hide_none_of_a_namespace(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_jobs_of_others_hide_none_of_a_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "JOBS_MAX", 2)
     store = await filled(*(JobKeys("a", name).job for name in "xyz"), JobKeys("b", "x").job)
     assert await names(store) == ["a/x", "a/y"]
     assert await names(store, "b") == ["b/x"]
 
 
-async def test_keys_that_are_of_no_job_cost_a_bounded_number_of_reads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_keys_of_no_job_cost_a_few_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "JOBS_MAX", 3)
     store = await filled(*(f"{ROOT}{number}" for number in range(9)), JobKeys("a", "x").job)
     assert await names(store) == []

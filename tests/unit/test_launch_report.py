@@ -50,9 +50,7 @@ KEPT = {**DELIVERED, "MUSTER_KEEP_FLAGS": "1"}
         ("torchrun -t 3 --nnodes=5 -- train.py --nnodes=9", {"nnodes": "5"}),
     ],
 )
-def test_options_of_torchrun_win_over_its_variables_if_they_are_kept(
-    line: str, told: dict[str, str]
-) -> None:
+def test_options_win_over_variables_if_they_are_kept(line: str, told: dict[str, str]) -> None:
     launch = read_launch(5, shlex.split(line), KEPT)
     assert launch is not None
     assert launch.launcher == "torchrun"
@@ -158,9 +156,7 @@ def test_a_pipe_or_a_link_in_its_place_holds_nobody_up(tmp_path: Path, place: Pa
     assert read_report(tmp_path) is None
 
 
-def test_a_pipe_where_a_report_is_written_aside_holds_nobody_up(
-    tmp_path: Path, place: Path
-) -> None:
+def test_a_pipe_beside_the_report_holds_nobody_up(tmp_path: Path, place: Path) -> None:
     os.mkfifo(place.with_name(f"{layout.LAUNCHER}.{os.getpid()}"))
     assert not Reporter(str(tmp_path)).report(Report("torchrun", 7))
     assert read_report(tmp_path) is None
@@ -181,9 +177,7 @@ def test_the_sidecars_user_may_read_it_whatever_the_umask_is(tmp_path: Path, pla
     assert launch.pid == 8
 
 
-def test_what_was_told_is_taken_back_but_not_what_another_one_tells(
-    tmp_path: Path, place: Path
-) -> None:
+def test_a_report_is_taken_back_but_no_other_ones(tmp_path: Path, place: Path) -> None:
     before, after = Reporter(str(tmp_path)), Reporter(str(tmp_path))
     before.withdraw()
     assert before.report(Report("torchrun", 7))
@@ -206,7 +200,7 @@ def test_a_sidecar_that_asks_for_no_report_gets_none(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_processes_of_others_that_proc_hides_are_not_below_this_one(
+def test_processes_that_proc_hides_are_not_below_this_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def hidden(path: str, mode: str) -> Any:

@@ -69,7 +69,7 @@ def show(pod: PodGate, last: LastCommit | None, *, of_former_life: bool = False)
 # --- what a script is told ---
 
 
-def test_a_new_life_with_an_empty_directory_trains_and_is_told(
+def test_a_new_life_without_checkpoint_trains(
     pod: PodGate, caplog: pytest.LogCaptureFixture
 ) -> None:
     show(pod, LAST, of_former_life=True)
@@ -83,9 +83,7 @@ def test_a_new_life_with_an_empty_directory_trains_and_is_told(
     )
 
 
-def test_a_new_life_goes_on_from_its_own_periodic_checkpoint(
-    pod: PodGate, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_new_life_resumes_from_its_own(pod: PodGate, caplog: pytest.LogCaptureFixture) -> None:
     show(pod, LAST, of_former_life=True)
     assert resuming.check_start(20, "/new") == 20
     assert "is of step 20: this job resumes from that one" in caplog.records[0].getMessage()
@@ -134,9 +132,7 @@ def test_the_same_directory_goes_on(pod: PodGate, caplog: pytest.LogCaptureFixtu
     ("step", "found"),
     [(0, "there is no checkpoint in /ck"), (20, "the newest checkpoint in /ck is of step 20")],
 )
-def test_within_a_life_a_missing_checkpoint_is_named_with_both_causes_and_remedies(
-    pod: PodGate, step: int, found: str
-) -> None:
+def test_a_missing_checkpoint_has_causes_and_remedies(pod: PodGate, step: int, found: str) -> None:
     show(pod, LAST)
     with pytest.raises(muster.CheckpointMissing) as caught:
         resuming.check_start(step, Path("/ck"))
@@ -164,9 +160,7 @@ def test_a_loop_that_begins_before_the_last_commit_is_refused(pod: PodGate, step
     )
 
 
-def test_a_loop_may_begin_before_the_last_commit_of_a_former_life(
-    pod: PodGate, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_loop_may_precede_a_former_life(pod: PodGate, caplog: pytest.LogCaptureFixture) -> None:
     show(pod, LAST, of_former_life=True)
     with muster.drain() as drain:
         for step in (1, 2, 3):
@@ -175,7 +169,7 @@ def test_a_loop_may_begin_before_the_last_commit_of_a_former_life(
     assert said.startswith("an earlier job of this name committed step 60, and this job trains")
 
 
-def test_a_loop_may_begin_with_the_boundary_of_the_last_commit(
+def test_a_loop_may_begin_at_the_last_commit(
     pod: PodGate, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It has trained nothing there; the same number after a step is said."""
@@ -321,9 +315,7 @@ def test_a_rank_whose_round_is_unknown_neither_marks_nor_stops(tmp_path: Path, w
     world(ALONE).check()
 
 
-def test_i1_a_round_that_is_confirmed_late_is_guarded_from_then_on(
-    tmp_path: Path, world: Make
-) -> None:
+def test_i1_a_round_confirmed_late_is_guarded_from_then_on(tmp_path: Path, world: Make) -> None:
     late = world(ALONE, EARLIER)
     late.begin()
     assert not (tmp_path / "out").exists()

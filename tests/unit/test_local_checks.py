@@ -64,9 +64,7 @@ def faults(*texts: str, reach: Reach) -> list[str]:
         ),
     ],
 )
-def test_an_event_that_can_never_fit_is_refused(
-    reach: Reach, texts: list[str], sentence: str
-) -> None:
+def test_an_impossible_event_is_refused(reach: Reach, texts: list[str], sentence: str) -> None:
     (fault,) = faults(*texts, reach=reach)
     assert fault.startswith(f"--event {read_event(texts[-1])}: {sentence}")
 
@@ -158,9 +156,7 @@ def test_the_python_of_a_launcher(tmp_path: Path, head: str, words: tuple[str, .
     assert interpreter_of(tmp_path / "none") == ()
 
 
-def test_a_store_that_does_not_answer_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_store_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: f"/none/{name}")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -170,9 +166,7 @@ def test_a_store_that_does_not_answer_is_found(
     assert not (tmp_path / "logs").exists()
 
 
-def test_a_job_that_has_members_in_a_shared_store_is_in_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_with_members_is_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def look(_: JobConfig) -> JobView:
         await asyncio.sleep(0)
         snapshot = Snapshot(5, members={name: member(name) for name in ("node-1", "node-0")})
@@ -186,9 +180,7 @@ def test_a_job_that_has_members_in_a_shared_store_is_in_use(
     assert not (tmp_path / "logs").exists()
 
 
-def test_a_directory_that_takes_no_files_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_only_log_dir_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: f"/none/{name}")
     monkeypatch.setattr("os.access", lambda *_: False)  # a superuser may always write
     refused = local(tmp_path, "--", "torchrun", __file__)
@@ -272,9 +264,7 @@ def test_all_that_is_wrong_is_told_at_once_and_nothing_is_run(
     assert runs == []
 
 
-def test_the_demo_is_a_drill_with_a_script_of_its_own(
-    runs: list[LocalSettings], tmp_path: Path
-) -> None:
+def test_the_demo_has_its_own_drill_and_script(runs: list[LocalSettings], tmp_path: Path) -> None:
     def demo(*words: str) -> Result:
         return CliRunner().invoke(command.local, ["--demo", "--log-dir", str(tmp_path), *words])
 

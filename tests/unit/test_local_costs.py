@@ -189,9 +189,7 @@ def test_a_run_without_events_has_no_box() -> None:
         ([], "torchrun alone finished without a step: perhaps the script keeps"),
     ],
 )
-def test_a_script_with_checkpoints_elsewhere_cannot_be_compared(
-    points: list[tuple[float, int]], warning: str
-) -> None:
+def test_checkpoints_elsewhere_are_warned_of(points: list[tuple[float, int]], warning: str) -> None:
     told = Told().world(1, 2, (1, 1), (10, 300)).at(11, "end", "", "end")
     alone = Told().world(1, 2, *points).at(11, "end", "", "end")
     shown = printed(told, Native(alone.timeline, 0), width=200)
@@ -265,7 +263,7 @@ def a_round(timeline: Timeline, ranks: int) -> None:
     timeline.record_round(ranks)
 
 
-def test_of_a_script_that_tells_no_steps_the_world_is_unknown_after_a_kill(
+def test_without_steps_a_world_is_unknown_after_a_kill(
     clock: HandClock, timeline: Timeline
 ) -> None:
     a_round(timeline, 3)
@@ -299,9 +297,7 @@ def test_of_one_that_tells_them_the_steps_are_counted(clock: HandClock, timeline
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_that_no_step_is_lost_is_said_of_a_job_that_has_finished(
-    timeline: Timeline, *, finished: bool
-) -> None:
+def test_only_a_finished_job_has_lost_no_step(timeline: Timeline, *, finished: bool) -> None:
     a_round(timeline, 2)
     timeline.worlds.see(1.0, Progress(7, 0, 2, 0, 9, 0.0))
     timeline.record("event", "add", "", "no world of 3 ranks came", had_effect=False)
@@ -363,9 +359,7 @@ async def test_the_status_is_the_jobs_where_the_report_has_lost_its_directory(
 
 
 @pytest.mark.parametrize("spoilt", ["timeline.json", "world.svg"])
-def test_a_file_that_cannot_be_renamed_into_place_leaves_no_half_of_it(
-    tmp_path: Path, spoilt: str
-) -> None:
+def test_a_failed_write_leaves_no_half_of_a_file(tmp_path: Path, spoilt: str) -> None:
     (tmp_path / spoilt).mkdir()
     with pytest.raises(OSError, match="directory"):
         ending._replace(tmp_path / spoilt, "all of it")

@@ -229,9 +229,7 @@ def test_workers_are_found_below_their_torchrun(tmp_path: Path) -> None:
     assert find_workers(torchrun.pid) == []
 
 
-def test_output_is_read_once_though_it_grows_while_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_output_that_grows_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "torchrun.log"
     log.write_text("step 5, of an earlier run\n")
     progress, written = PrintedProgress(PrintedSteps()), [b"step 120\nstep ", b"12", b"1\n"]

@@ -129,9 +129,7 @@ def test_a_failure_counts_until_a_world_has_formed_again(timeline: Timeline) -> 
     assert rounds.closing is None
 
 
-def test_what_cannot_be_read_is_shown_and_ends_nothing(
-    timeline: Timeline, told: list[Moment]
-) -> None:
+def test_a_corrupt_record_is_shown_and_ends_nothing(timeline: Timeline, told: list[Moment]) -> None:
     rounds = RoundFollower(KEYS, "digits", 1, timeline)
     rounds.take_in([put(ROUND, b"\xff"), put(KEYS.history_entry(1, "x", "join"), b"[]")])
     rounds.take_in([put(KEYS.in_generation(1).run("another").round, b"not ours")])
@@ -160,9 +158,7 @@ def test_the_picture_of_a_run(clock: HandClock, timeline: Timeline) -> None:
     assert {"ranks", "step", "kill node-<0>", "seconds since the start", "5.5 s"} <= set(texts)
 
 
-def test_without_progress_the_picture_shows_the_rounds(
-    clock: HandClock, timeline: Timeline
-) -> None:
+def test_without_progress_the_picture_has_rounds(clock: HandClock, timeline: Timeline) -> None:
     timeline.record_round(2)
     clock.now_s += 10
     timeline.record_round(0)
@@ -203,9 +199,7 @@ def test_labels_of_events_cross_neither_each_other_nor_a_line(times_s: list[floa
 
 
 @given(st.floats(0.001, 1e9), st.integers(1, 12))
-def test_an_axis_has_few_round_ticks_and_reaches_the_largest_value(
-    largest: float, ticks: int
-) -> None:
+def test_an_axis_has_few_round_ticks_up_to_the_largest_value(largest: float, ticks: int) -> None:
     axis = Axis(largest, 0, 100, ticks)
     values = list(axis.ticks())
     assert len(values) <= ticks + 1
@@ -326,7 +320,7 @@ def test_progress_is_read_as_the_ranks_write_it(tmp_path: Path) -> None:
     ]
 
 
-def test_dead_ranks_and_foreign_files_are_left_out(
+def test_dead_ranks_and_foreign_files_are_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ProgressFile(str(tmp_path), {}).write(7)

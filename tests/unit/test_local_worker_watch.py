@@ -123,9 +123,7 @@ def test_a_script_that_muster_refuses_is_not_tried_again(log: Path) -> None:
     assert ends == f"muster refuses the script before any step: {error}"
 
 
-def test_errors_that_are_read_once_the_next_round_is_open_end_a_job_that_never_trains(
-    log: Path,
-) -> None:
+def test_errors_read_late_still_end_a_job_that_never_trains(log: Path) -> None:
     keys = JobKeys("local", "digits")
     timeline = Timeline(lambda: 9.0, lambda _: None)
     rounds = RoundFollower(keys, "digits", 1, timeline)

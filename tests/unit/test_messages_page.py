@@ -63,9 +63,7 @@ def said() -> list[str]:
 
 
 @pytest.mark.parametrize("quote", quoted())
-def test_the_code_says_each_sentence_of_muster_that_the_page_quotes(
-    quote: str, said: list[str]
-) -> None:
+def test_the_code_says_each_sentence_that_the_page_quotes(quote: str, said: list[str]) -> None:
     fragments = VARIES.split(quote)
     assert len("".join(fragments)) > 12
     wanted = re.compile("\0".join(map(re.escape, fragments)))

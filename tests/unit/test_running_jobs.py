@@ -80,7 +80,7 @@ def test_a_status_without_a_job_is_of_the_one_that_runs(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("words", [["b"], ["--job", "b"]])
-def test_a_status_of_one_of_several_is_of_the_one_that_is_named(
+def test_of_several_the_named_one_is_shown(
     words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[str] = []
@@ -177,9 +177,7 @@ def test_a_directory_of_logs_is_for_one_run(tmp_path: Path) -> None:
     assert not file.exists()
 
 
-def test_a_home_that_takes_no_writes_is_no_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_only_home_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     with published_run(job()) as known:
@@ -188,7 +186,7 @@ def test_a_home_that_takes_no_writes_is_no_fault(
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_is_no_fault(
+def test_missing_locks_are_no_fault(
     code: int, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def flock(*_: object) -> None:
@@ -203,9 +201,7 @@ def test_a_file_system_without_locks_is_no_fault(
     assert list(state.iterdir()) == []
 
 
-def test_a_state_directory_of_another_user_is_no_fault(
-    state: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_users_directory_is_no_fault(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state.mkdir(parents=True)
 
     def refused(path: Path, *_: object) -> None:

@@ -168,7 +168,7 @@ def test_details_of_history_are_words() -> None:
     )
 
 
-def test_pods_that_do_not_run_are_beside_what_the_store_knows(
+def test_pods_that_do_not_run_are_shown_beside_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waits = PodFacts("d", "Pending", why="0/2 nodes are available", runs=False)
