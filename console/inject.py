@@ -8,13 +8,12 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
-from agent.verdict.states import Level
 from console.help import Command
-from console.styling import coloured, wrapped
+from console.styling import remark
 from injection import injection
 from injection.injection import Request
 from injection.remarks import Remark
@@ -95,8 +94,8 @@ def inject(
         else:
             request = Request(flags, os.environ, objects, template_path, allow_bypass)
             outcome = injection.inject(bare, request)
-        for remark in outcome.notes:
-            _say(remark.level, str(remark))
+        for one in outcome.notes:
+            remark(one.level, str(one))
         if not remove:
             summary = _totals(outcome.chosen, outcome.notes, outcome.left)
             click.echo(f"muster: {summary}", err=True)
@@ -107,14 +106,6 @@ def inject(
     # Write bytes, so that the output does not depend on the terminal's encoding.
     sys.stdout.buffer.write(shown.encode())
     return 0
-
-
-def _say(kind: Literal["note", "warning", "error"], sentence: str) -> None:
-    """Print one remark on stderr, with its kind in colour."""
-    line = wrapped(f"muster: {kind}: {sentence}", sys.stderr, len("muster: "))
-    level: Level = "fault" if kind == "error" else kind
-    word = coloured(f"{kind}:", level, sys.stderr)
-    click.echo(line.replace(f"{kind}:", word, 1), err=True)
 
 
 def _read(file: str) -> tuple[str, str]:
@@ -143,7 +134,7 @@ def _difference(name: str, before: str, after: str) -> str:
 
 def _totals(injected: int, remarks: Iterable[Remark], left: int) -> str:
     """Return one line with the number of objects injected, of warnings and of notes."""
-    levels = [remark.level for remark in remarks]
+    levels = [one.level for one in remarks]
     counts = [
         counted(levels.count(level), noun)
         for level, noun in (("warning", "warning"), ("note", "note"))

@@ -12,7 +12,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Mapping
-from typing import IO, TextIO
+from typing import IO, Literal, TextIO
 
 import click
 
@@ -97,3 +97,10 @@ def columns_of(stream: IO[str]) -> int:
 def note(sentence: str) -> None:
     """Print a remark that is not the result."""
     click.echo(f"muster: {printable(sentence)}", err=True)
+
+
+def remark(kind: Literal["note", "warning", "error"], sentence: str) -> None:
+    """Print a remark with its kind, in colour, before it."""
+    line = wrapped(f"muster: {kind}: {sentence}", sys.stderr, len("muster: "))
+    word = coloured(f"{kind}:", "fault" if kind == "error" else kind, sys.stderr)
+    click.echo(line.replace(f"{kind}:", word, 1), err=True)

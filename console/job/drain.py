@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from time import monotonic, time
@@ -21,8 +21,6 @@ from rdzv.drain.transactions import cancel, first_write, take_over
 from rdzv.errors import MembershipError
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
-from rdzv.membership import Membership
-from rdzv.mirror import Mirror
 from rdzv.records.drain import Drain
 from rdzv.records.job import Member
 from rdzv.snapshot import Snapshot, listing_of
@@ -150,7 +148,8 @@ class DrainByHand:
                 recorded = pod_uid in snapshot.drains or _began_anew(snapshot, generation)
                 patience_s = LOST_S if recorded else RECORDED_S
                 lost_at_s = lost_at_s or monotonic() + patience_s
-                await _change_from(membership, snapshot, max(0.0, lost_at_s - monotonic()))
+                change = partial(membership.changed_from, snapshot)
+                await _within(max(0.0, lost_at_s - monotonic()), change)
                 continue
             record = snapshot.drains.get(pod_uid)
             waits = record is not None and name != "finishing" and not ending
@@ -166,9 +165,9 @@ class DrainByHand:
             if not to_the_end:
                 return 0
             wait_s = math.inf if left_s is None else left_s % AGAIN_S + 0.1
-            change = partial(_changed_within, client.mirror, sequence, wait_s)
+            change = partial(client.mirror.changed_after, sequence)
             goes_on = f"the drain of {self._member} goes on by itself"
-            await news(client.mirror, change, goes_on)
+            await news(client.mirror, partial(_within, wait_s, change), goes_on)
 
     def _stand(
         self, snapshot: Snapshot, known: Snapshot, pod_uid: str, generation: int, *, finishing: bool
@@ -219,13 +218,8 @@ def _began_anew(snapshot: Snapshot, generation: int) -> bool:
     return snapshot.job is None or snapshot.job.generation != generation
 
 
-async def _changed_within(mirror: Mirror, sequence: int, timeout_s: float) -> None:
+async def _within(timeout_s: float, change: Callable[[], Coroutine[None, None, object]]) -> None:
+    """Wait for ``change``, for so long at most."""
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s if math.isfinite(timeout_s) else None):
-            await mirror.changed_after(sequence)
-
-
-async def _change_from(membership: Membership, snapshot: Snapshot, timeout_s: float) -> None:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            await membership.changed_from(snapshot)
+            await change()

@@ -11,7 +11,6 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial, reduce
 from time import time
 from typing import Any, Literal
@@ -21,12 +20,12 @@ import click
 from agent.job_config import AccessConfig, JobConfig
 from agent.verdict.view import JobView
 from console.help import Command
-from console.job.output import CLOCK_INTERVAL_S, Grid, print_grids, rendered
+from console.job.output import CLOCK_INTERVAL_S, Grid, print_grids, redrawing, rendered
 from console.job.reading import following, look, look_at_all
 from console.job.rows import WHY, JobLine, PodLine, job_line
 from console.job.status_json import status_json
 from console.options import configured_by, job_names, shown_with
-from console.styling import is_styled, on_terminal
+from console.styling import on_terminal
 from console.whereabouts import found_running
 from rdzv.settings import settings_of
 
@@ -78,12 +77,7 @@ class JobTable:
                 await self._print_changes(found)
 
     async def _redraw(self, states: AsyncIterator[Sequence[JobLine]]) -> None:
-        from rich.console import Console
-        from rich.live import Live
-        from rich.text import Text
-
-        styled = is_styled(sys.stdout)
-        with Live(console=Console(force_terminal=True), auto_refresh=False) as live:
+        with redrawing() as draw:
             following, shown = asyncio.ensure_future(anext(states)), [Grid("…", (), ())]
             try:
                 while True:
@@ -91,9 +85,7 @@ class JobTable:
                     if done:
                         shown = self.grids(following.result())
                         following = asyncio.ensure_future(anext(states))
-                    clock = Grid(f"{datetime.now():%H:%M:%S}", (), ())
-                    text = rendered([clock, *shown], live.console.width, styled)
-                    live.update(Text.from_ansi(text), refresh=True)
+                    draw(shown, "")
             finally:
                 following.cancel()
                 with suppress(asyncio.CancelledError, StopAsyncIteration):

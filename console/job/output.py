@@ -7,7 +7,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from time import monotonic
@@ -23,6 +23,7 @@ from console.job.reading import connected, following, look
 from console.styling import COLOURS, broken, columns_of, is_styled, on_terminal
 
 CLOCK_INTERVAL_S = 1.0
+SILENCE = "; the store does not answer: this is what it said last"
 
 WHY_MIN = 30
 """Sentences that would get fewer columns, or do not fit, are printed below their table."""
@@ -131,31 +132,40 @@ async def _follow_in_lines(
 
 async def _follow_on_terminal(config: JobConfig, face: Face, interval_s: float) -> None:
     """Redraw the view at each change, and the clock above it once a second."""
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
-
-    styled = is_styled(sys.stdout)
-    with Live(console=Console(force_terminal=True), auto_refresh=False) as live:
+    with redrawing() as draw:
         async with connected(config, known=False) as client:
             mirror = client.mirror
             while True:
                 sequence, until_s = mirror.sequence, monotonic() + interval_s
                 shown = face.grids(present_view(client))
                 while mirror.sequence <= sequence or monotonic() < until_s:
-                    clock = _clock(datetime.now(), current=mirror.healthy(monotonic()))
-                    text = rendered([clock, *shown], live.console.width, styled)
-                    live.update(Text.from_ansi(text), refresh=True)
+                    current = mirror.healthy(monotonic())
+                    draw(shown, "" if current else SILENCE)
                     with suppress(TimeoutError):
                         async with asyncio.timeout(CLOCK_INTERVAL_S):
                             await mirror.changed_after(sequence)
                             await asyncio.sleep(max(0.0, until_s - monotonic()))
 
 
-def _clock(now: datetime, *, current: bool) -> Grid:
-    """Return a title with the time of day and, if the store is silent, a remark on that."""
-    silence = "" if current else "; the store does not answer: this is what it said last"
-    return Grid(f"{now:%H:%M:%S}{silence}", (), ())
+@contextmanager
+def redrawing() -> Iterator[Callable[[Sequence[Grid], str], None]]:
+    """Yield a function that draws tables in place of the last ones, below the time of day.
+
+    It gets a remark to put beside the time; empty for none.
+    """
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    styled = is_styled(sys.stdout)
+    with Live(console=Console(force_terminal=True), auto_refresh=False) as live:
+
+        def draw(grids: Sequence[Grid], remark: str) -> None:
+            clock = Grid(f"{datetime.now():%H:%M:%S}{remark}", (), ())
+            text = rendered([clock, *grids], live.console.width, styled)
+            live.update(Text.from_ansi(text), refresh=True)
+
+        yield draw
 
 
 def print_grids(grids: Sequence[Grid], stream: TextIO) -> None:

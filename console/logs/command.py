@@ -29,7 +29,7 @@ from console.logs.printing import Pages, PrintedLine, Selection, first_failure, 
 from console.logs.sources import history_of
 from console.remote.passing import no_job
 from console.remote.pods import ClusterOptions, cluster, pods_of, through_the_api_server
-from console.styling import is_styled
+from console.styling import is_styled, note
 from console.whereabouts import RunningJob, ended_run, found_running, is_cluster_known, running_jobs
 from rdzv.errors import ConfigError, JobNotFound
 from rdzv.records.history import HistoryEntry
@@ -244,7 +244,7 @@ def _show_local(of_local: LocalLogs, follow: bool, why: bool) -> None:
     job = of_local.job
     where = {"etcd_endpoints": job.endpoints, "namespace": job.namespace, "job": job.job}
     config = load(JobConfig, where, os.environ)
-    click.echo(f"muster: {job}", err=True)
+    note(str(job))
     if why:
         _print_failure(asyncio.run(look(config)).history, job.job)
         return
@@ -261,7 +261,7 @@ def _show_local(of_local: LocalLogs, follow: bool, why: bool) -> None:
 def _show_ended(of_local: LocalLogs, why: bool) -> None:
     """Show the logs of a job that ``muster local`` ran here last."""
     job = of_local.job
-    click.echo(f"muster: job {job.job} of muster local has ended: {job.logs}", err=True)
+    note(f"job {job.job} of muster local has ended: {job.logs}")
     if why or not of_local.pages.wanted.all:
         raise ConfigError(
             f"the store of job {job.job} ended with it, so its ranks, worlds and failures are no"
@@ -295,7 +295,7 @@ class Screen:
         """Write a sentence to the user, once."""
         if sentence not in self._noted:
             self._noted.add(sentence)
-            click.echo(f"muster: {printable(sentence)}", err=True)
+            note(sentence)
 
 
 async def _show_why(options: ClusterOptions, job: str) -> None:
@@ -316,4 +316,4 @@ def _print_failure(history: Sequence[HistoryEntry], job: str) -> None:
         line = f"{moment(failed.at_unix_s)}  {failed.member}: {failed.why}"
         click.echo(printable(line))
     else:
-        click.echo(f"muster: no failure of {job} is in its history", err=True)
+        note(f"no failure of {job} is in its history")

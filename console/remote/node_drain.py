@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 import click
 
-from agent.telemetry.logs import printable
 from console.job.changing import ASKED_BY, requester
 from console.job.drain_command import nothing_on, show, who_leaves, worst
 from console.remote.passing import (
@@ -21,6 +20,7 @@ from console.remote.passing import (
 )
 from console.remote.pods import FORBIDDEN, JobPod, cluster, jobs_in, pods_of, with_right
 from console.remote.sidecar import TAIL, Lines, ReaderGone, ask, object_in
+from console.styling import note
 from console.whereabouts import ClusterOptions
 from controller.cluster.api import ClusterApi
 from launcher_shim.exit_status import (
@@ -119,10 +119,7 @@ def _say_who(job: NodeJob, node: str, *, as_json: bool) -> None:
     if job.leave and not as_json:
         click.echo(who_leaves(job.name, job.leave, node, len(job.pods)))
     for name in job.rest:
-        click.echo(
-            f"muster: pod {name} of job {job.name} has no running sidecar: nothing saves for it",
-            err=True,
-        )
+        note(f"pod {name} of job {job.name} has no running sidecar: nothing saves for it")
 
 
 @dataclass(slots=True)
@@ -181,7 +178,7 @@ class _NodeDrains:
                 raise ReaderGone from error
 
     def _say(self, sentence: str) -> None:
-        click.echo(printable(f"muster: job {self.job.name}: {sentence}"), err=True)
+        note(f"job {self.job.name}: {sentence}")
 
 
 def phase_in(line: str) -> tuple[str, str, str, str]:

@@ -37,6 +37,7 @@ from console.remote.sidecar import (
     harmless,
     last_object,
 )
+from console.styling import note
 from console.whereabouts import ClusterOptions
 from controller.cluster.api import ClusterApi
 from controller.cluster.executed import Ran
@@ -275,7 +276,7 @@ class _Passing:
 
     def _ended(self, pod: JobPod, ran: Ran, output: ShownOutput, pods: Sequence[JobPod]) -> int:
         if ran.status == EXIT_USAGE and any(word in output.err for word in UNKNOWN_WORDS):
-            _say(
+            note(
                 f"pod {pod.name} has a sidecar of the image {pod.image}, whose muster does not have"
                 f" this: yours may be newer. See docs/upgrading.md, or name the store by"
                 f" --etcd-endpoints"
@@ -295,19 +296,15 @@ class _Passing:
 
     def _say_killed(self, pod: JobPod, *, there: bool) -> None:
         if there:
-            _say(
+            note(
                 f"the command was killed in pod {pod.name}: its sidecar may have too little memory"
                 " (muster.dev/resources)"
             )
         else:
-            _say(f"pod {pod.name} went while the command ran there: see muster status {self.job}")
+            note(f"pod {pod.name} went while the command ran there: see muster status {self.job}")
 
 
 def _status_in(text: str, pod: JobPod) -> dict[str, Any]:
     if (found := last_object(text)) is None:
         raise ClusterUnavailable(f"what the sidecar of pod {pod.name} says is no status")
     return found
-
-
-def _say(sentence: str) -> None:
-    click.echo(f"muster: {sentence}", err=True)

@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from agent.telemetry.logs import printable
 from console.help import Command
 from console.remote.pods import ClusterOptions, cluster, through_the_api_server
-from console.styling import coloured, wrapped
+from console.styling import remark, wrapped
 from console.submit.following import Followed, Outputs, follow
 from console.submit.manifest import (
     Form,
@@ -295,7 +295,7 @@ def planned(made: Sequence[ManifestObject], store: NamedStore | None) -> str:
     first = f"{made[0]['kind']}/{made[0]['metadata']['name']}: "
     ours = [str(one) for one in outcome.notes if one.level == "warning" and one.startswith(first)]
     for sentence in dict.fromkeys(map(_in_words_of_submit, ours)):
-        _warn(sentence)
+        remark("warning", sentence)
     return outcome.text if store is not None else text
 
 
@@ -303,9 +303,9 @@ def _read_again(made: Sequence[ManifestObject], store: NamedStore | None) -> lis
     return list(YAML(typ="safe").load_all(planned(made, store)))
 
 
-def _in_words_of_submit(remark: str) -> str:
+def _in_words_of_submit(note: str) -> str:
     """Return a remark of the plan without its object, and with the option that helps."""
-    _, _, sentence = remark.partition(": ")
+    _, _, sentence = note.partition(": ")
     helps = next((option for part, option in _HELPS.items() if part in sentence), "")
     return sentence + helps
 
@@ -383,8 +383,3 @@ def _say(sentence: str) -> None:
     for line in sentence.splitlines():
         text = f"muster: {printable(line)}"
         click.echo(wrapped(text, sys.stderr, len("muster: ")), err=True)
-
-
-def _warn(sentence: str) -> None:
-    line = wrapped(f"muster: warning: {sentence}", sys.stderr, len("muster: "))
-    click.echo(line.replace("warning:", coloured("warning:", "warning", sys.stderr), 1), err=True)

@@ -217,6 +217,13 @@ async def test_a_connection_that_stored_nothing_is_forgotten_when_it_ends() -> N
         await until(lambda: one.endpoint.launchers() == [])
 
 
+@pytest.fixture
+async def config(tmp_path: Path) -> AsyncIterator[Config]:
+    """The configuration of a sidecar whose store runs."""
+    async with EmbeddedServer() as server:
+        yield configured(server.endpoint, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("fault", "status", "event"),
     [
@@ -227,7 +234,7 @@ async def test_a_connection_that_stored_nothing_is_forgotten_when_it_ends() -> N
     ],
 )
 async def test_a_task_that_ends_takes_it_down_with_a_clear_line(
-    tmp_path: Path,
+    config: Config,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     fault: Exception | None,
@@ -240,28 +247,21 @@ async def test_a_task_that_ends_takes_it_down_with_a_clear_line(
 
     monkeypatch.setattr(LoopLag, "run", end)
     with caplog.at_level(logging.INFO):
-        async with EmbeddedServer() as server:
-            assert await process.run(configured(server.endpoint, tmp_path)) == status
+        assert await process.run(config) == status
     (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert vars(record)["event"] == event
     assert str(fault or "loop-lag ended by itself") in record.getMessage()
 
 
-async def test_it_blocks_no_loop_from_start_to_end(tmp_path: Path) -> None:
+async def test_it_blocks_no_loop_from_start_to_end(tmp_path: Path, config: Config) -> None:
     # Blocking calls raise in every test here; this one runs a whole life of a sidecar.
-    async with EmbeddedServer() as server:
-        config = configured(server.endpoint, tmp_path)
+    async def stop_once_delivered() -> None:
+        await until(lambda: asyncio.to_thread((tmp_path / "hosts").exists))
+        os.kill(os.getpid(), signal.SIGTERM)
 
-        async def delivered() -> bool:
-            return await asyncio.to_thread((tmp_path / "hosts").exists)
-
-        async def stop_once_delivered() -> None:
-            await until(delivered)
-            os.kill(os.getpid(), signal.SIGTERM)
-
-        stopping = asyncio.create_task(stop_once_delivered())
-        assert await process.run(config) == 0
-        await stopping
+    stopping = asyncio.create_task(stop_once_delivered())
+    assert await process.run(config) == 0
+    await stopping
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
@@ -278,8 +278,8 @@ async def test_a_signal_at_its_start_ends_it(
     # As process 1 of a container, which a signal that it does not handle passes by.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     try:
-        async with EmbeddedServer() as server, asyncio.timeout(PATIENCE_S):
-            assert await process.run(configured(server.endpoint, tmp_path)) == 0
+        async with asyncio.timeout(PATIENCE_S):
+            assert await process.run(config) == 0
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -355,16 +355,13 @@ async def test_each_version_is_told_once(
 
 
 async def test_a_sidecar_judges_its_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr("rdzv.store.memory.server_calls.VERSION", "3.5.1")
     # A busy machine may give it no answer in time.
     monkeypatch.setattr("agent.parts.StoreVersion", partial(StoreVersion, repeat_s=0.1))
-    async with (
-        EmbeddedServer() as server,
-        beside(process.run(configured(server.endpoint, tmp_path))),
-    ):
+    async with beside(process.run(config)):
         await until(lambda: bool(process_said(caplog)))
     ((level, sentence),) = process_said(caplog)
     assert (level, "can lose writes" in sentence) == ("WARNING", True)

@@ -91,7 +91,7 @@ class ScaledCluster:
         running = [path for path, pod in self._pods().items() if pod["spec"].get("nodeName")]
         for path, pod in self._pods().items():
             if path not in running and len(running) < self.room:
-                await self.api.put(path, {**pod, **_placed(ready=True)})
+                await self.api.put(path, {**pod, **_placed()})
                 running.append(path)
         world = len(self._world())
         if world and self.worlds[-1:] != [world]:
@@ -188,10 +188,10 @@ def _is_ready(pod: dict[str, Any]) -> bool:
     return bool(pod["spec"].get("nodeName"))
 
 
-def _placed(*, ready: bool) -> dict[str, Any]:
+def _placed() -> dict[str, Any]:
     status = {
         "phase": "Running",
-        "conditions": [{"type": "Ready", "status": str(ready)}],
+        "conditions": [{"type": "Ready", "status": "True"}],
         "initContainerStatuses": [{"name": "muster", "state": {"running": {}}}],
     }
     return {"spec": {"nodeName": "a", **_containers()}, "status": status}

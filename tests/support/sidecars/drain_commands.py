@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from rdzv.store.memory.server import EmbeddedServer
 from tests.support.sidecars.drains import Job, job
-from tests.support.sidecars.processes import PATIENT, ROOT, Ended, muster
+from tests.support.sidecars.processes import PATIENT, Ended, muster, started
 
 LEASE_TTL_S = 600.0
 """No member is to lose its lease here, whatever time the commands take."""
@@ -29,38 +27,30 @@ class Terminal:
             "MUSTER_JOB": "digits",
         }
 
+    async def command(self, *arguments: str) -> Ended:
+        return await muster(*arguments, **self.environ)
+
     async def drain(self, *arguments: str) -> Ended:
-        return await muster("drain", *arguments, **self.environ)
+        return await self.command("drain", *arguments)
+
+    async def status(self, *arguments: str) -> Ended:
+        return await self.command("status", *arguments)
+
+    async def history(self) -> Ended:
+        return await self.command("history")
 
     @asynccontextmanager
     async def begun_drain(
         self, *arguments: str, runner: tuple[str, ...] = PATIENT
     ) -> AsyncIterator[asyncio.subprocess.Process]:
         """Begin a drain whose lines are read as they come; end it with the block."""
-        clean = {key: value for key, value in os.environ.items() if not key.startswith("MUSTER_")}
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *(*runner, "drain", *arguments),
-            cwd=ROOT,
-            env={**clean, **self.environ},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
+        process = await started(("drain", *arguments), self.environ, runner)
         try:
             yield process
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.communicate()
-
-    async def command(self, *arguments: str) -> Ended:
-        return await muster(*arguments, **self.environ)
-
-    async def status(self, *arguments: str) -> Ended:
-        return await muster("status", *arguments, **self.environ)
-
-    async def history(self, *arguments: str) -> Ended:
-        return await muster("history", *arguments, **self.environ)
 
 
 @asynccontextmanager
