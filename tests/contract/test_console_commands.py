@@ -19,17 +19,21 @@ from typing import Any
 
 import pytest
 
+from console.job import status
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
-from rdzv.errors import StoreError
+from rdzv.errors import StoreError, StoreUnavailable
 from rdzv.keys import JobKeys
+from rdzv.records.codec import dump_record
 from rdzv.records.drain import NO_CURSOR, Commit, Drain, LastCommit
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Incarnation, Job
 from rdzv.records.policy import JobPolicy
 from rdzv.records.progress import PodSaves
 from rdzv.records.quarantine import Quarantine
-from rdzv.records.troubles import Failure
+from rdzv.records.shards import OpenShards, Plan, PodShards, ShardWorld, Share, TrainedShards
+from rdzv.records.troubles import Bypass, Failure
 from rdzv.store import Put
+from rdzv.store.access import Access
 from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
@@ -40,10 +44,12 @@ from tests.support.sidecars.processes import (
     PATIENT,
     ROOT,
     Ended,
+    impatient_muster,
     muster,
     started,
     until,
 )
+from tests.support.store.tcp_proxy import TcpProxy
 
 KEYS = JobKeys("default", "digits")
 LIVE = KEYS.in_generation(3)
@@ -58,6 +64,7 @@ class Stored:
     """A job in a store that commands can reach."""
 
     def __init__(self, server: EmbeddedServer) -> None:
+        self.engine = server.engine
         self.store = MemoryStore(server.engine)
         self.at = {"MUSTER_ETCD_ENDPOINTS": server.endpoint}
         self.environ = {**self.at, "MUSTER_JOB": "digits"}
@@ -200,6 +207,108 @@ async def test_status_names_who_has_the_place_of_an_older_member(stored: Stored)
     assert places["a"][0] == "standby"
     assert "c has its place, as no torchrun asks for one here" in places["a"][1]
     assert places["b"][0] == places["c"][0] == "listed"
+
+
+FORGED = dump_record({"kind": "elsewhere", "sentence": "it was given \x1b[2J:1"})
+
+
+async def test_what_is_said_of_a_launcher_stands_beside_its_member(empty: Stored) -> None:
+    await empty.put(
+        Put(KEYS.job, Job(JobPolicy(1, 4), generation=3).to_json()),
+        *(Put(LIVE.member(n), member(n, i).to_json()) for i, n in enumerate("abc", 1)),
+        Put(LIVE.drain("uid-c"), Drain("uid-c", "c", "spot", "hand").to_json()),
+        Put(LIVE.bypass("b"), FORGED),
+        Put(LIVE.bypass("c"), Bypass("nnodes", "its torchrun has 1:2", 8).to_json()),
+        Put(LIVE.bypass("a"), b"no record"),
+        Put(LIVE.bypass("gone"), FORGED),
+    )
+    plain, state = await empty.muster("status"), await empty.told("status")
+    rows = {row.split()[0]: row for row in plain.out.splitlines() if row.strip()}
+    assert rows["b"].split()[1] == "ready"
+    assert rows["b"].rstrip().endswith("it was given ?[2J:1")
+    assert "spot" in rows["c"]
+    assert rows["c"].rstrip().endswith("; its torchrun has 1:2")
+    assert "torchrun" not in rows["a"]
+    assert "\x1b" not in plain.out
+    assert [m["launcher"] for m in state["members"]] == ["", "elsewhere", "nnodes"]
+    assert [m["slots"] for m in state["members"]] == [1, 1, 8]
+    assert state["store_authenticated"] is False
+    assert "authentication" not in plain.out
+
+
+async def test_a_dead_first_endpoint_hides_no_warning(stored: Stored) -> None:
+    endpoint = stored.at["MUSTER_ETCD_ENDPOINTS"]
+    async with TcpProxy(endpoint) as dead:
+        dead.hold()
+        both = {"MUSTER_ETCD_ENDPOINTS": f"{dead.endpoint},{endpoint}", "MUSTER_JOB": "digits"}
+        ended = await muster("status", "--json", **both)
+    assert json.loads(ended.out)["store_authenticated"] is False
+
+
+async def test_what_is_not_known_of_the_store_is_said(
+    empty: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(access: Access, *, timeout_s: float) -> bool:
+        raise StoreUnavailable("no answer")
+
+    monkeypatch.setattr(status, "auth_enabled", silent)
+    state = status.StoreState()
+    await state.ask(Access((empty.at["MUSTER_ETCD_ENDPOINTS"],)))
+    assert state.enabled is None
+    (warning,) = state.warnings()
+    assert "is unknown: no answer" in warning.title
+
+
+async def test_data_sets_in_shards_are_a_table_with_what_is_wrong_below(empty: Stored) -> None:
+    images, texts, lost = (KEYS.shards_of(name) for name in ("images", "texts", "lost"))
+    world = ShardWorld("w1", Plan(10, 2, None), ranks=2, start=0).to_json()
+    share = Share(held=((2, 4),), used=((4, 5),))
+    await empty.put(
+        Put(KEYS.job, Job(JobPolicy(1, 4)).to_json()),
+        *(Put(one.world, world) for one in (images, texts)),
+        Put(images.open, OpenShards(frontier=6).to_json()),
+        Put(images.pod("a"), PodShards("a", "uid-a", {0: share}).to_json()),
+        Put(texts.trained, TrainedShards(unknown=40).to_json()),
+        Put(lost.world, b"no record"),
+    )
+    plain, state = await empty.muster("status"), await empty.told("status")
+    rows = [row.split() for row in plain.out.splitlines()]
+    assert ["SHARDS", "OF", "EPOCH", "OPEN", "LEASED", "TRAINED", "DONE"] in rows
+    assert ["images", "0", "2.0", "1.0", "0.5", "1.5"] in rows
+    assert ["texts", "0", "5.0", "0.0", "0.0", "0.0"] in rows
+    assert "shards of texts: nothing was on record" in plain.out
+    assert lost.world in plain.out
+    assert state["shards"]["images"] == {
+        "progress": {"epoch": 0, "open": 2.0, "leased": 1.0, "trained": 0.5, "done": 1.5},
+        "warning": "",
+    }
+    assert state["shards"]["lost"]["progress"] is None
+
+
+def the_one_thing(doctor: Ended) -> str:
+    last = doctor.out.splitlines()[-1]
+    assert last.startswith("do first: ")
+    return last
+
+
+async def test_a_store_that_is_away_says_what_it_means_and_what_to_check() -> None:
+    words = ("--job", "digits", "--etcd-endpoints", "127.0.0.1:1")
+    status, doctor = [await impatient_muster(verb, *words) for verb in ("status", "doctor")]
+    assert (status.status, doctor.status) == (69, 69)
+    assert "worlds that train go on; no pod joins or leaves until it answers" in status.err
+    assert doctor.out.startswith("fault    endpoint    127.0.0.1:1 does not answer")
+    assert "see that this member of the store runs and can be reached" in the_one_thing(doctor)
+
+
+async def test_a_store_that_is_full_says_how_to_make_room(stored: Stored) -> None:
+    stored.engine.full = True
+    status, doctor = [await stored.muster(verb) for verb in ("status", "doctor")]
+    assert status.out.startswith("digits is training: a world of 2 nodes at step")
+    assert "the store takes no writes (NOSPACE): worlds that have formed train on" in status.out
+    assert "etcdctl defrag" in status.out
+    assert doctor.status == 1
+    assert "NOSPACE" in doctor.out.splitlines()[0]
+    assert "etcdctl alarm disarm" in the_one_thing(doctor)
 
 
 async def test_a_quarantined_member_is_shown_and_let_in_by_hand(stored: Stored) -> None:

@@ -266,7 +266,7 @@ async def test_it_blocks_no_loop_from_start_to_end(tmp_path: Path, config: Confi
 
 
 async def test_a_signal_at_its_start_ends_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deliver = RunDir.deliver
 

@@ -3,7 +3,7 @@
 
 Each prints how long after the incident ``muster status`` is first seen to be right, and
 ``out/incidents.md`` keeps that as a row of a table. The same verdicts without a torchrun are in
-``tests/contract/test_status_launchers.py``.
+``tests/contract/test_console_commands.py``.
 """
 
 from __future__ import annotations
