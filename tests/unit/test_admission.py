@@ -299,10 +299,17 @@ def test_a_review_is_answered_with_a_patch_in_base64() -> None:
     assert patched(pod, json.loads(base64.b64decode(response["patch"]))) == made
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"request": {"uid": "u", "object": {}}}'])
+NO_POD = b'{"request": {"uid": "u", "object": {}}}'
+NESTED = b'{"request": ' + b"[" * 100_000
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", NO_POD, NESTED], ids=len)
 def test_what_is_no_review_is_refused(body: bytes) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="no AdmissionReview"):
         decision.read_review(body)
+    if body != NO_POD:
+        with pytest.raises(ConfigError, match="no AdmissionReview"):
+            decision.uid_of(body)
 
 
 JSON = st.recursive(
