@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 from agent.job_config import AccessConfig
 from controller.node_signs import DEFAULT_CONDITIONS, DEFAULT_TAINTS, ConditionRule, TaintRule
@@ -19,20 +19,17 @@ from rdzv.settings import Setting, field
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
-def _networks(text: str) -> tuple[Network, ...]:
-    return tuple(ipaddress.ip_network(one.strip()) for one in text.split(",") if one.strip())
+T = TypeVar("T")
 
 
-def _taints(text: str) -> tuple[TaintRule, ...]:
-    return tuple(TaintRule.of(one.strip()) for one in text.split(",") if one.strip())
+def _each(parse: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+    """Return the parser of a list with commas."""
+    return lambda text: tuple(parse(one.strip()) for one in text.split(",") if one.strip())
 
 
-def _conditions(text: str) -> tuple[ConditionRule, ...]:
-    return tuple(ConditionRule.of(one.strip()) for one in text.split(",") if one.strip())
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(texts.name(one.strip()) for one in text.split(",") if one.strip())
+def _switch(flag: str, default: Literal["on", "off"], why: str) -> Any:
+    """Return the field of a function that is on or off."""
+    return field(Setting(flag, texts.one_of("on", "off"), default, "on|off", why))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +81,7 @@ class ControllerConfig(AccessConfig):
     api_server_cidrs: tuple[Network, ...] = field(
         Setting(
             "--api-server-cidrs",
-            _networks,
+            _each(ipaddress.ip_network),
             "",
             "CIDR,…",
             "Addresses from which the API server calls the webhook; other callers are refused."
@@ -101,15 +98,11 @@ class ControllerConfig(AccessConfig):
             " are refused. Empty: none is asked for.",
         )
     )
-    follow_jobs: Literal["on", "off"] = field(
-        Setting(
-            "--follow-jobs",
-            texts.one_of("on", "off"),
-            "off",
-            "on|off",
-            "Whether to follow the jobs in the store: Events, desired, annotations, notices and the"
-            " page need it.",
-        )
+    follow_jobs: Literal["on", "off"] = _switch(
+        "--follow-jobs",
+        "off",
+        "Whether to follow the jobs in the store: Events, desired, annotations, notices and the"
+        " page need it.",
     )
     lease: str = field(
         Setting(
@@ -121,69 +114,45 @@ class ControllerConfig(AccessConfig):
             " writes Events, desired and annotations, and requests drains.",
         )
     )
-    events: Literal["on", "off"] = field(
-        Setting(
-            "--events",
-            texts.one_of("on", "off"),
-            "on",
-            "on|off",
-            "Whether to publish Kubernetes Events about jobs, and about pods without a sidecar, on"
-            " the pods and their owners.",
-        )
+    events: Literal["on", "off"] = _switch(
+        "--events",
+        "on",
+        "Whether to publish Kubernetes Events about jobs, and about pods without a sidecar, on"
+        " the pods and their owners.",
     )
-    desired: Literal["on", "off"] = field(
-        Setting(
-            "--desired",
-            texts.one_of("on", "off"),
-            "on",
-            "on|off",
-            "Whether to set a job's desired number of nodes to the replicas of its owner.",
-        )
+    desired: Literal["on", "off"] = _switch(
+        "--desired",
+        "on",
+        "Whether to set a job's desired number of nodes to the replicas of its owner.",
     )
-    annotations: Literal["on", "off"] = field(
-        Setting(
-            "--annotations",
-            texts.one_of("on", "off"),
-            "off",
-            "on|off",
-            "Whether to annotate the owner of a job's pods with the last commit and the numbers of"
-            " members.",
-        )
+    annotations: Literal["on", "off"] = _switch(
+        "--annotations",
+        "off",
+        "Whether to annotate the owner of a job's pods with the last commit and the numbers of"
+        " members.",
     )
-    evict_uninjected: Literal["on", "off"] = field(
-        Setting(
-            "--evict-uninjected",
-            texts.one_of("on", "off"),
-            "off",
-            "on|off",
-            "Whether the leader evicts pods that could have a sidecar and have none, slowly, and"
-            " only those of a ReplicaSet or StatefulSet, which makes others; needs --events.",
-        )
+    evict_uninjected: Literal["on", "off"] = _switch(
+        "--evict-uninjected",
+        "off",
+        "Whether the leader evicts pods that could have a sidecar and have none, slowly, and"
+        " only those of a ReplicaSet or StatefulSet, which makes others; needs --events.",
     )
-    job_metrics: Literal["on", "off"] = field(
-        Setting(
-            "--job-metrics",
-            texts.one_of("on", "off"),
-            "off",
-            "on|off",
-            "Whether /metrics names each job, its namespace and the time of its saves: anybody who"
-            " reaches the webhook's port may read it.",
-        )
+    job_metrics: Literal["on", "off"] = _switch(
+        "--job-metrics",
+        "off",
+        "Whether /metrics names each job, its namespace and the time of its saves: anybody who"
+        " reaches the webhook's port may read it.",
     )
-    notices: Literal["on", "off"] = field(
-        Setting(
-            "--notices",
-            texts.one_of("on", "off"),
-            "on",
-            "on|off",
-            "Whether to request a drain of pods as soon as their node or their own conditions show"
-            " that they will be ended.",
-        )
+    notices: Literal["on", "off"] = _switch(
+        "--notices",
+        "on",
+        "Whether to request a drain of pods as soon as their node or their own conditions show"
+        " that they will be ended.",
     )
     notice_taints: tuple[TaintRule, ...] = field(
         Setting(
             "--notice-taints",
-            _taints,
+            _each(TaintRule.of),
             ",".join(DEFAULT_TAINTS),
             "TAINT,…",
             "Taints of a node for which its pods are drained, as KEY[=VALUE][:EFFECT].",
@@ -193,21 +162,17 @@ class ControllerConfig(AccessConfig):
     notice_conditions: tuple[ConditionRule, ...] = field(
         Setting(
             "--notice-conditions",
-            _conditions,
+            _each(ConditionRule.of),
             ",".join(DEFAULT_CONDITIONS),
             "CONDITION,…",
             "Conditions of a node for which its pods are drained, as TYPE[=STATUS].",
             otherwise="those of docs/controller.md",
         )
     )
-    notice_cordon: Literal["on", "off"] = field(
-        Setting(
-            "--notice-cordon",
-            texts.one_of("on", "off"),
-            "on",
-            "on|off",
-            "Whether to drain the pods of a cordoned node, too, as long as min others remain.",
-        )
+    notice_cordon: Literal["on", "off"] = _switch(
+        "--notice-cordon",
+        "on",
+        "Whether to drain the pods of a cordoned node, too, as long as min others remain.",
     )
     notice_deadline_s: float = field(
         Setting(
@@ -248,14 +213,10 @@ class ControllerConfig(AccessConfig):
             " elsewhere.",
         )
     )
-    give_access: Literal["on", "off"] = field(
-        Setting(
-            "--give-access",
-            texts.one_of("on", "off"),
-            "on",
-            "on|off",
-            "Whether to create a Secret with a store user for each job; needs --store-access.",
-        )
+    give_access: Literal["on", "off"] = _switch(
+        "--give-access",
+        "on",
+        "Whether to create a Secret with a store user for each job; needs --store-access.",
     )
     access_keep_s: float = field(
         Setting(
@@ -278,7 +239,7 @@ class ControllerConfig(AccessConfig):
     backups: tuple[str, ...] = field(
         Setting(
             "--backups",
-            _names,
+            _each(texts.name),
             "",
             "NAME,…",
             "CronJobs in the controller's namespace that back etcd up; the time of their newest"

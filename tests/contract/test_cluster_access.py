@@ -23,7 +23,7 @@ from controller.cluster.collection import Collection
 from controller.cluster.executed import Ran
 from rdzv.errors import ClusterUnavailable, ConfigError
 from tests.support.cluster_api import FakeApi
-from tests.support.tasks import beside
+from tests.support.store.tcp_proxy import TcpProxy
 from tests.support.waiting import DEADLINE_S
 
 POD = "/api/v1/namespaces/team/pods/a"
@@ -155,45 +155,37 @@ async def test_credentials_last_while_their_plug_in_fails_later(
     assert "process returned 1" in caplog.text
 
 
+class HttpProxy(TcpProxy):
+    """A proxy that is asked to connect."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__(target)
+        self.asked: set[str] = set()
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.asked.add(head.decode().partition(" HTTP/")[0])
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        await super()._connect(reader, writer)
+
+
 @pytest.mark.parametrize("named_by", ["proxy-url", "HTTPS_PROXY"])
 async def test_calls_commands_and_logs_go_through_the_proxy(
     named_by: str, fake: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.containers.execute = lambda asked: Ran(0, "out", "")
     await fake.containers.log("team", "a", "t", "line")
-    opened: list[str] = []
-    serving: list[asyncio.Task[None] | None] = []
-
-    async def forward(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        while data := await source.read(65536):
-            target.write(data)
-        target.close()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        serving.append(asyncio.current_task())
-        head = await reader.readuntil(b"\r\n\r\n")
-        method, target, _ = head.decode().split(" ", 2)
-        opened.append(method)
-        host, _, port = target.partition(":")
-        source, target_writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        async with beside(forward(source, writer)):
-            await forward(reader, target_writer)
-        for one in (writer, target_writer):
-            one.close()
-            await one.wait_closed()
-
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as proxy:
-        port = proxy.sockets[0].getsockname()[1]
-        address = {"proxy-url": f"http://127.0.0.1:{port}"} if named_by == "proxy-url" else {}
-        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{port}")
-        file = Kubeconfig(fake, tmp_path / "config", {"token": "s"}, **address)
+    server = fake.url.removeprefix("https://")
+    async with HttpProxy(server) as proxy:
+        address = f"http://{proxy.endpoint}"
+        monkeypatch.setenv("HTTPS_PROXY", address)
+        named = {"proxy-url": address} if named_by == "proxy-url" else {}
+        file = Kubeconfig(fake, tmp_path / "config", {"token": "s"}, **named)
         async with reached(file) as api:
             await api.get(POD)
             assert (await api.run_in("team", "a", "t", ["true"], timeout_s=LONG_S)).out == "out"
             assert [line async for line in api.log_lines("team", "a", "t")] == ["line"]
-        assert set(opened) == {"CONNECT"}
-        await asyncio.gather(*filter(None, serving))
+        assert proxy.asked == {f"CONNECT {server}"}
     async with reached(file) as api:
         with pytest.raises(ClusterUnavailable):
             await api.get(POD)
