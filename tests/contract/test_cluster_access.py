@@ -202,27 +202,11 @@ async def test_the_certificate_may_be_for_another_name(fake: FakeApi, tmp_path: 
 
 
 def oidc(expires: int) -> dict[str, Any]:
+    """A token that only its issuer can refresh, which this side never asks."""
     claims = base64.urlsafe_b64encode(json.dumps({"exp": expires}).encode()).decode().rstrip("=")
-    settings = {
-        "id-token": f"h.{claims}.s",
-        "refresh-token": "s3cret",
-        "client-id": "c",
-        "client-secret": "s3cret",
-        "idp-issuer-url": "https://127.0.0.1:1",
-    }
-    return {"auth-provider": {"name": "oidc", "config": settings}}
-
-
-async def test_a_token_of_oidc_is_used_and_never_refreshed_here(
-    fake: FakeApi, tmp_path: Path
-) -> None:
-    user = oidc(32503680000)
-    async with reached(Kubeconfig(fake, tmp_path / "config", user)) as api:
-        await api.get(POD)
-    assert fake.tokens == [f"Bearer {user['auth-provider']['config']['id-token']}"]
-    with pytest.raises(ConfigError, match="has expired: run kubectl"):
-        async with reached(Kubeconfig(fake, tmp_path / "config", oidc(1))):
-            pass
+    secrets = dict.fromkeys(("refresh-token", "client-secret"), "s3cret")
+    named = {"id-token": f"h.{claims}.s", "client-id": "c", "idp-issuer-url": "https://127.0.0.1:1"}
+    return {"auth-provider": {"name": "oidc", "config": {**secrets, **named}}}
 
 
 @pytest.mark.parametrize(
@@ -241,6 +225,7 @@ async def test_a_token_of_oidc_is_used_and_never_refreshed_here(
         ),
         ({"token": "s3cret"}, {"server": ""}, "names no server"),
         ({"auth-provider": {"name": "oidc", "config": {"a": "s3cret"}}}, {}, "refresh|expired"),
+        (oidc(1), {}, "has expired: run kubectl"),
         ({"token": "s3cret"}, {"certificate-authority": "/no/such"}, "no/such"),
         (
             {"username": "u", "password": "s3cret", "client-certificate-data": "%"},

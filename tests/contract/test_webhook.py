@@ -59,7 +59,9 @@ class Controller:
             aiohttp.ClientSession() as session,
             session.post(self._url, json=body, ssl=context, server_hostname=HOST) as answer,
         ):
-            return json.loads(await answer.read())["response"]
+            response = json.loads(await answer.read())["response"]
+            assert response["uid"] == "u"
+            return response
 
 
 @asynccontextmanager
