@@ -22,14 +22,13 @@ from urllib.parse import quote
 
 from controller.certificates import Pair, due, make_pair, renewal
 from controller.cluster import paths
-from controller.cluster.api import ClusterApi, Object
+from controller.cluster.api import CONFLICT, ClusterApi, Object
 from controller.cluster.collection import Collection
 from rdzv.errors import ClusterError, ClusterRefused
 from rdzv.reconcile import Loop, Outlook, first_of
 
 log = logging.getLogger(__name__)
 
-CONFLICT = 409
 AGAIN_S = 5.0
 """Retry interval after the API server refused or was unavailable."""
 LOOK_MOST_S = 3600.0

@@ -88,14 +88,33 @@ def renewal(held: Pair) -> datetime:
 
 def make_pair(held: Pair | None, names: Sequence[str], now: datetime) -> Pair:
     """Issue a certificate, by the held authority while that outlives it, else by a new one."""
+    return _issued(held, now, LEAF_DAYS, names[0][:64], [x509.DNSName(one) for one in names])
+
+
+def make_members(held: Pair | None, hosts: Sequence[str], now: datetime) -> Pair:
+    """Make the members' certificate; reuse the authority of ``held`` while it is usable."""
+    loopback = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    names = [*map(x509.DNSName, hosts), loopback]
+    return _issued(held, now, MEMBER_DAYS, "etcd", names, ExtendedKeyUsageOID.CLIENT_AUTH)
+
+
+def _issued(
+    held: Pair | None,
+    now: datetime,
+    days: int,
+    name: str,
+    alternatives: Sequence[x509.GeneralName],
+    *usages: x509.ObjectIdentifier,
+) -> Pair:
+    """Issue a server's certificate; ``usages``: what it is for besides."""
     authority, authority_key = authority_of(held, now)
     key = ec.generate_private_key(ec.SECP256R1())
     leaf = (
-        builder(now, timedelta(days=LEAF_DAYS), key.public_key())
-        .subject_name(subject(names[0][:64]))
+        builder(now, timedelta(days=days), key.public_key())
+        .subject_name(subject(name))
         .issuer_name(authority.subject)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(one) for one in names]), False)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False)
+        .add_extension(x509.SubjectAlternativeName(alternatives), False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, *usages]), False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
         .sign(authority_key, hashes.SHA256())
     )
@@ -110,10 +129,7 @@ def make_pair(held: Pair | None, names: Sequence[str], now: datetime) -> Pair:
 def authority_of(
     held: Pair | None, now: datetime
 ) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """Return the held authority and its key while they are usable, else new ones.
-
-    The authority signs the following certificates, too, so that trust in it need not change.
-    """
+    """Return the held authority and its key while they are usable, else new ones."""
     if held is not None:
         try:
             certificate = x509.load_pem_x509_certificate(held.authority)
@@ -168,28 +184,6 @@ class ClientPair:
     key: bytes
 
 
-def make_members(held: Pair | None, hosts: Sequence[str], now: datetime) -> Pair:
-    """Make the members' certificate; reuse the authority of ``held`` while it is usable."""
-    authority, authority_key = authority_of(held, now)
-    key = ec.generate_private_key(ec.SECP256R1())
-    alternatives: list[x509.GeneralName] = [x509.DNSName(host) for host in hosts]
-    alternatives.append(x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
-    usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-    leaf = (
-        builder(now, timedelta(days=MEMBER_DAYS), key.public_key())
-        .subject_name(subject("etcd"))
-        .issuer_name(authority.subject)
-        .add_extension(x509.SubjectAlternativeName(alternatives), False)
-        .add_extension(x509.ExtendedKeyUsage(usages), False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
-        .sign(authority_key, hashes.SHA256())
-    )
-    encoded = Encoding.PEM
-    return Pair(
-        authority.public_bytes(encoded), pem(authority_key), leaf.public_bytes(encoded), pem(key)
-    )
-
-
 def make_clients_authority(now: datetime) -> tuple[bytes, bytes]:
     """Make an authority for clients; return its certificate and its key, as PEM."""
     certificate, key = authority_of(None, now)
@@ -200,9 +194,6 @@ class ClientAuthority:
     """The authority that signs clients' certificates.
 
     Raises ``ConfigError`` if its certificate and key are unreadable or do not match.
-
-    Members and clients have separate authorities: otherwise a member would accept a client's
-    certificate as that of a peer.
     """
 
     def __init__(self, certificate: bytes, key: bytes) -> None:

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 from agent.job_config import AccessConfig
 from controller.node_signs import DEFAULT_CONDITIONS, DEFAULT_TAINTS, ConditionRule, TaintRule
@@ -19,289 +19,224 @@ from rdzv.settings import Setting, field
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
-def _networks(text: str) -> tuple[Network, ...]:
-    return tuple(ipaddress.ip_network(one.strip()) for one in text.split(",") if one.strip())
+T = TypeVar("T")
 
 
-def _taints(text: str) -> tuple[TaintRule, ...]:
-    return tuple(TaintRule.of(one.strip()) for one in text.split(",") if one.strip())
+def _each(parse: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+    """Return the parser of a list with commas."""
+    return lambda text: tuple(parse(one.strip()) for one in text.split(",") if one.strip())
 
 
-def _conditions(text: str) -> tuple[ConditionRule, ...]:
-    return tuple(ConditionRule.of(one.strip()) for one in text.split(",") if one.strip())
+def _row(
+    flag: str,
+    parse: Callable[[str], Any],
+    default: str | None,
+    metavar: str,
+    why: str,
+    otherwise: str | None = None,
+) -> Any:
+    """Return the field of one setting."""
+    return field(Setting(flag, parse, default, metavar, why, otherwise=otherwise))
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(texts.name(one.strip()) for one in text.split(",") if one.strip())
+def _switch(flag: str, default: Literal["on", "off"], why: str) -> Any:
+    """Return the field of a function that is on or off."""
+    return _row(flag, texts.one_of("on", "off"), default, "on|off", why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig(AccessConfig):
     """Configuration of the controller: its port, its objects in the cluster, and its functions."""
 
-    own_namespace: str = field(
-        Setting(
-            "--own-namespace",
-            texts.name,
-            None,
-            "NAME",
-            "Namespace that the controller runs in.",
-        )
+    own_namespace: str = _row(
+        "--own-namespace",
+        texts.name,
+        None,
+        "NAME",
+        "Namespace that the controller runs in.",
     )
-    service: str = field(
-        Setting(
-            "--service",
-            texts.name,
-            "muster-controller",
-            "NAME",
-            "Service of the webhook, for which its certificate is issued.",
-        )
+    service: str = _row(
+        "--service",
+        texts.name,
+        "muster-controller",
+        "NAME",
+        "Service of the webhook, for which its certificate is issued.",
     )
-    certificate_secret: str = field(
-        Setting(
-            "--certificate-secret",
-            texts.name,
-            "muster-controller",
-            "NAME",
-            "Existing Secret in the controller's namespace for the webhook's certificate.",
-        )
+    certificate_secret: str = _row(
+        "--certificate-secret",
+        texts.name,
+        "muster-controller",
+        "NAME",
+        "Existing Secret in the controller's namespace for the webhook's certificate.",
     )
-    webhook: str = field(
-        Setting(
-            "--webhook",
-            texts.name,
-            "muster-controller",
-            "NAME",
-            "MutatingWebhookConfiguration whose caBundle the controller writes.",
-        )
+    webhook: str = _row(
+        "--webhook",
+        texts.name,
+        "muster-controller",
+        "NAME",
+        "MutatingWebhookConfiguration whose caBundle the controller writes.",
     )
-    listen: str = field(
-        Setting("--listen", texts.free_text, "0.0.0.0", "ADDRESS", "Address that it listens on.")
+    listen: str = _row(
+        "--listen", texts.free_text, "0.0.0.0", "ADDRESS", "Address that it listens on."
     )
-    port: int = field(
-        Setting("--port", texts.real_port, "9443", "PORT", "Port of the webhook, over TLS.")
+    port: int = _row("--port", texts.real_port, "9443", "PORT", "Port of the webhook, over TLS.")
+    api_server_cidrs: tuple[Network, ...] = _row(
+        "--api-server-cidrs",
+        _each(ipaddress.ip_network),
+        "",
+        "CIDR,…",
+        "Addresses from which the API server calls the webhook; other callers are refused."
+        " Empty: any.",
     )
-    api_server_cidrs: tuple[Network, ...] = field(
-        Setting(
-            "--api-server-cidrs",
-            _networks,
-            "",
-            "CIDR,…",
-            "Addresses from which the API server calls the webhook; other callers are refused."
-            " Empty: any.",
-        )
+    api_server_ca: str = _row(
+        "--api-server-ca",
+        texts.file,
+        "",
+        "FILE",
+        "Authority of the API server's client certificate for webhooks; callers without one"
+        " are refused. Empty: none is asked for.",
     )
-    api_server_ca: str = field(
-        Setting(
-            "--api-server-ca",
-            texts.file,
-            "",
-            "FILE",
-            "Authority of the API server's client certificate for webhooks; callers without one"
-            " are refused. Empty: none is asked for.",
-        )
+    follow_jobs: Literal["on", "off"] = _switch(
+        "--follow-jobs",
+        "off",
+        "Whether to follow the jobs in the store: Events, desired, annotations, notices and the"
+        " page need it.",
     )
-    follow_jobs: Literal["on", "off"] = field(
-        Setting(
-            "--follow-jobs",
-            texts.one_of("on", "off"),
-            "off",
-            "on|off",
-            "Whether to follow the jobs in the store: Events, desired, annotations, notices and the"
-            " page need it.",
-        )
+    lease: str = _row(
+        "--lease",
+        texts.name,
+        "muster-controller",
+        "NAME",
+        "Existing Lease in the controller's namespace for leader election. Only the leader"
+        " writes Events, desired and annotations, and requests drains.",
     )
-    lease: str = field(
-        Setting(
-            "--lease",
-            texts.name,
-            "muster-controller",
-            "NAME",
-            "Existing Lease in the controller's namespace for leader election. Only the leader"
-            " writes Events, desired and annotations, and requests drains.",
-        )
+    events: Literal["on", "off"] = _switch(
+        "--events",
+        "on",
+        "Whether to publish Kubernetes Events about jobs, and about pods without a sidecar, on"
+        " the pods and their owners.",
     )
-    events: Literal["on", "off"] = field(
-        Setting(
-            "--events",
-            texts.one_of("on", "off"),
-            "on",
-            "on|off",
-            "Whether to publish Kubernetes Events about jobs, and about pods without a sidecar, on"
-            " the pods and their owners.",
-        )
+    desired: Literal["on", "off"] = _switch(
+        "--desired",
+        "on",
+        "Whether to set a job's desired number of nodes to the replicas of its owner.",
     )
-    desired: Literal["on", "off"] = field(
-        Setting(
-            "--desired",
-            texts.one_of("on", "off"),
-            "on",
-            "on|off",
-            "Whether to set a job's desired number of nodes to the replicas of its owner.",
-        )
+    annotations: Literal["on", "off"] = _switch(
+        "--annotations",
+        "off",
+        "Whether to annotate the owner of a job's pods with the last commit and the numbers of"
+        " members.",
     )
-    annotations: Literal["on", "off"] = field(
-        Setting(
-            "--annotations",
-            texts.one_of("on", "off"),
-            "off",
-            "on|off",
-            "Whether to annotate the owner of a job's pods with the last commit and the numbers of"
-            " members.",
-        )
+    evict_uninjected: Literal["on", "off"] = _switch(
+        "--evict-uninjected",
+        "off",
+        "Whether the leader evicts pods that could have a sidecar and have none, slowly, and"
+        " only those of a ReplicaSet or StatefulSet, which makes others; needs --events.",
     )
-    evict_uninjected: Literal["on", "off"] = field(
-        Setting(
-            "--evict-uninjected",
-            texts.one_of("on", "off"),
-            "off",
-            "on|off",
-            "Whether the leader evicts pods that could have a sidecar and have none, slowly, and"
-            " only those of a ReplicaSet or StatefulSet, which makes others; needs --events.",
-        )
+    job_metrics: Literal["on", "off"] = _switch(
+        "--job-metrics",
+        "off",
+        "Whether /metrics names each job, its namespace and the time of its saves: anybody who"
+        " reaches the webhook's port may read it.",
     )
-    job_metrics: Literal["on", "off"] = field(
-        Setting(
-            "--job-metrics",
-            texts.one_of("on", "off"),
-            "off",
-            "on|off",
-            "Whether /metrics names each job, its namespace and the time of its saves: anybody who"
-            " reaches the webhook's port may read it.",
-        )
+    notices: Literal["on", "off"] = _switch(
+        "--notices",
+        "on",
+        "Whether to request a drain of pods as soon as their node or their own conditions show"
+        " that they will be ended.",
     )
-    notices: Literal["on", "off"] = field(
-        Setting(
-            "--notices",
-            texts.one_of("on", "off"),
-            "on",
-            "on|off",
-            "Whether to request a drain of pods as soon as their node or their own conditions show"
-            " that they will be ended.",
-        )
+    notice_taints: tuple[TaintRule, ...] = _row(
+        "--notice-taints",
+        _each(TaintRule.of),
+        ",".join(DEFAULT_TAINTS),
+        "TAINT,…",
+        "Taints of a node for which its pods are drained, as KEY[=VALUE][:EFFECT].",
+        otherwise="those of docs/controller.md",
     )
-    notice_taints: tuple[TaintRule, ...] = field(
-        Setting(
-            "--notice-taints",
-            _taints,
-            ",".join(DEFAULT_TAINTS),
-            "TAINT,…",
-            "Taints of a node for which its pods are drained, as KEY[=VALUE][:EFFECT].",
-            otherwise="those of docs/controller.md",
-        )
+    notice_conditions: tuple[ConditionRule, ...] = _row(
+        "--notice-conditions",
+        _each(ConditionRule.of),
+        ",".join(DEFAULT_CONDITIONS),
+        "CONDITION,…",
+        "Conditions of a node for which its pods are drained, as TYPE[=STATUS].",
+        otherwise="those of docs/controller.md",
     )
-    notice_conditions: tuple[ConditionRule, ...] = field(
-        Setting(
-            "--notice-conditions",
-            _conditions,
-            ",".join(DEFAULT_CONDITIONS),
-            "CONDITION,…",
-            "Conditions of a node for which its pods are drained, as TYPE[=STATUS].",
-            otherwise="those of docs/controller.md",
-        )
+    notice_cordon: Literal["on", "off"] = _switch(
+        "--notice-cordon",
+        "on",
+        "Whether to drain the pods of a cordoned node, too, as long as min others remain.",
     )
-    notice_cordon: Literal["on", "off"] = field(
-        Setting(
-            "--notice-cordon",
-            texts.one_of("on", "off"),
-            "on",
-            "on|off",
-            "Whether to drain the pods of a cordoned node, too, as long as min others remain.",
-        )
+    notice_deadline_s: float = _row(
+        "--notice-deadline",
+        texts.duration_s(10, 86_400),
+        "10m",
+        "TIME",
+        "Time until the deadline of such a drain; the kubelet's own notice may shorten it.",
     )
-    notice_deadline_s: float = field(
-        Setting(
-            "--notice-deadline",
-            texts.duration_s(10, 86_400),
-            "10m",
-            "TIME",
-            "Time until the deadline of such a drain; the kubelet's own notice may shorten it.",
-        )
+    store_access: str = _row(
+        "--store-access",
+        texts.free_text,
+        "",
+        "NAME",
+        "Secret in the controller's namespace with its access to the store of --default"
+        " etcd-endpoints; without it, jobs get no access of their own.",
     )
-    store_access: str = field(
-        Setting(
-            "--store-access",
-            texts.free_text,
-            "",
-            "NAME",
-            "Secret in the controller's namespace with its access to the store of --default"
-            " etcd-endpoints; without it, jobs get no access of their own.",
-        )
+    store_members: str = _row(
+        "--store-members",
+        texts.free_text,
+        "",
+        "NAME",
+        "Secret with the server certificate of the chart's own etcd, whose authentication the"
+        " controller then enables; empty: another store.",
     )
-    store_members: str = field(
-        Setting(
-            "--store-members",
-            texts.free_text,
-            "",
-            "NAME",
-            "Secret with the server certificate of the chart's own etcd, whose authentication the"
-            " controller then enables; empty: another store.",
-        )
+    store_hosts: str = _row(
+        "--store-hosts",
+        texts.free_text,
+        "",
+        "HOST,…",
+        "Host names for which the controller issues that certificate; empty: it is issued"
+        " elsewhere.",
     )
-    store_hosts: str = field(
-        Setting(
-            "--store-hosts",
-            texts.free_text,
-            "",
-            "HOST,…",
-            "Host names for which the controller issues that certificate; empty: it is issued"
-            " elsewhere.",
-        )
+    give_access: Literal["on", "off"] = _switch(
+        "--give-access",
+        "on",
+        "Whether to create a Secret with a store user for each job; needs --store-access.",
     )
-    give_access: Literal["on", "off"] = field(
-        Setting(
-            "--give-access",
-            texts.one_of("on", "off"),
-            "on",
-            "on|off",
-            "Whether to create a Secret with a store user for each job; needs --store-access.",
-        )
+    access_keep_s: float = _row(
+        "--access-keep",
+        texts.duration_s(60, 366 * 86_400),
+        "24h",
+        "TIME",
+        "Time for which a job's access is kept after its last pod has gone.",
     )
-    access_keep_s: float = field(
-        Setting(
-            "--access-keep",
-            texts.duration_s(60, 366 * 86_400),
-            "24h",
-            "TIME",
-            "Time for which a job's access is kept after its last pod has gone.",
-        )
+    access_rotate_s: float = _row(
+        "--access-rotate",
+        texts.duration_s(3600, 366 * 86_400),
+        "720h",
+        "TIME",
+        "Age at which a job's certificate is renewed.",
     )
-    access_rotate_s: float = field(
-        Setting(
-            "--access-rotate",
-            texts.duration_s(3600, 366 * 86_400),
-            "720h",
-            "TIME",
-            "Age at which a job's certificate is renewed.",
-        )
+    backups: tuple[str, ...] = _row(
+        "--backups",
+        _each(texts.name),
+        "",
+        "NAME,…",
+        "CronJobs in the controller's namespace that back etcd up; the time of their newest"
+        " success is a metric. Empty: there are none.",
     )
-    backups: tuple[str, ...] = field(
-        Setting(
-            "--backups",
-            _names,
-            "",
-            "NAME,…",
-            "CronJobs in the controller's namespace that back etcd up; the time of their newest"
-            " success is a metric. Empty: there are none.",
-        )
+    page_port: int = _row(
+        "--page-port",
+        texts.port,
+        "9444",
+        "PORT",
+        "Port of the page of all jobs, on the loopback address only; 0: no page.",
     )
-    page_port: int = field(
-        Setting(
-            "--page-port",
-            texts.port,
-            "9444",
-            "PORT",
-            "Port of the page of all jobs, on the loopback address only; 0: no page.",
-        )
-    )
-    log_format: Literal["json", "plain"] = field(
-        Setting(
-            "--log-format",
-            texts.one_of("json", "plain"),
-            "json",
-            "json|plain",
-            "Format of the log lines.",
-        )
+    log_format: Literal["json", "plain"] = _row(
+        "--log-format",
+        texts.one_of("json", "plain"),
+        "json",
+        "json|plain",
+        "Format of the log lines.",
     )
 
     @property

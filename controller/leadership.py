@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from controller.cluster.api import ClusterApi, Object
+from controller.cluster.api import CONFLICT, ClusterApi, Object
 from rdzv.errors import ClusterError, ClusterRefused
 from rdzv.reconcile import Loop, Outlook
 
@@ -32,7 +32,6 @@ GIVE_UP_S = 10.0
 
 Step = Literal["renew", "take", "wait"]
 
-CONFLICT = 409
 CALL_S = 3.0
 """Timeout for one read and one write of the Lease."""
 TOLD = "muster.dev/told-revision"

@@ -77,13 +77,8 @@ class PodSeen:
     @property
     def reference(self) -> dict[str, Any]:
         """The pod's object reference for Events."""
-        return {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "name": self.name,
-            "namespace": self.namespace,
-            "uid": self.uid,
-        }
+        own = {"apiVersion": "v1", "kind": "Pod", "name": self.name, "uid": self.uid}
+        return reference(own, self.namespace)
 
 
 def pod_seen(pod: Object) -> PodSeen:
@@ -291,19 +286,14 @@ class Owners:
         except ClusterUnavailable as error:
             log.warning("cannot read %s %s: %s", owner.kind, owner.name, error)
             raise
-        about = {
-            "apiVersion": owner.api_version,
-            "kind": owner.kind,
-            "name": owner.name,
-            "namespace": pod.namespace,
-            "uid": found["metadata"]["uid"],
-        }
+        kind = {"apiVersion": owner.api_version, "kind": owner.kind}
+        about = {**kind, "name": owner.name, "uid": found["metadata"]["uid"]}
         notes = found["metadata"].get("annotations") or {}
         return OwnerSeen(
-            about,
+            reference(about, pod.namespace),
             self._clock(),
             path,
-            replicas_of({"apiVersion": owner.api_version, "kind": owner.kind, **found}),
+            replicas_of({**kind, **found}),
             {key: str(value) for key, value in notes.items() if key.startswith(PREFIX)},
             is_autoscaled(found["metadata"]),
         )

@@ -36,7 +36,7 @@ from controller.access.secret import (
 from controller.access.store_keeper import StoreEntry, StoreKeeper, StoreSecrets
 from controller.certificates import SPARE, ClientPair
 from controller.cluster import paths
-from controller.cluster.api import ClusterApi, Object
+from controller.cluster.api import CONFLICT, GONE, ClusterApi, Object
 from controller.cluster.events import Events, reference
 from controller.config import ControllerConfig
 from injection.settings import TABLE
@@ -49,7 +49,6 @@ from rdzv.store.etcd.admin import Accounts
 
 log = logging.getLogger(__name__)
 
-GONE, CONFLICT = 404, 409
 STEPS_MOST = 60
 """Limit on consecutive steps for one job: two replicas that undo each other would be a defect."""
 

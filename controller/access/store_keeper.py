@@ -27,7 +27,7 @@ from controller.certificates import (
     make_members,
 )
 from controller.cluster import paths
-from controller.cluster.api import ClusterApi, Object
+from controller.cluster.api import CONFLICT, ClusterApi, Object
 from rdzv.errors import ClusterError, ClusterRefused, ConfigError, StoreError
 from rdzv.reconcile import Loop, Outlook
 from rdzv.store.access import Access
@@ -35,7 +35,6 @@ from rdzv.store.etcd.admin import ROOT, Accounts
 
 log = logging.getLogger(__name__)
 
-CONFLICT = 409
 AGAIN_S = 2.0
 """Retry interval if the API server or the store refuses or is unavailable, as during an install."""
 LOOK_S = 60.0

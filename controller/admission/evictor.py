@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from controller.admission.uninjected import Key, UninjectedPod, UninjectedPods
 from controller.cluster import paths
-from controller.cluster.api import ClusterApi
+from controller.cluster.api import CONFLICT, GONE, ClusterApi
 from rdzv.errors import ClusterError, ClusterRefused
 from rdzv.pacing import Doubling
 from rdzv.reconcile import Loop, Outlook
@@ -32,7 +32,6 @@ REFUSED = Doubling(first_s=60.0, longest_s=1800.0)
 """Time for which a maker is passed over after its pod was not evicted, by refusals in a row."""
 KEPT = 1000
 """Number of remembered makers whose pods were evicted, and of those whose pods were not."""
-GONE, ANOTHER = 404, 409
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +129,7 @@ class Evictor(Loop):
         try:
             await self._api.create(f"{paths.core(pod.namespace, 'pods', pod.name)}/eviction", body)
         except ClusterError as error:
-            if not (isinstance(error, ClusterRefused) and error.status in (GONE, ANOTHER)):
+            if not (isinstance(error, ClusterRefused) and error.status in (GONE, CONFLICT)):
                 extra = {"event": "pod_not_evicted"}
                 log.warning("cannot evict pod %s of namespace %s: %s", *named, error, extra=extra)
             return False

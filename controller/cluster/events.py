@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from controller.cluster import paths
-from controller.cluster.api import ClusterApi
+from controller.cluster.api import CONFLICT, GONE, ClusterApi
 from rdzv.errors import ClusterError, ClusterRefused
 from rdzv.reconcile import Loop, Outlook
 
@@ -38,7 +38,6 @@ MESSAGE_LENGTH = 1000
 NAME_LENGTH = 200
 AGAIN_S = 5.0
 """Retry interval while the API server is unavailable."""
-GONE, THERE = 404, 409
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +209,7 @@ class Events(Loop):
         try:
             await self._api.create(path, event)
         except ClusterRefused as error:
-            if error.status != THERE:
+            if error.status != CONFLICT:
                 raise
             # A former leader has written it, or an answer was lost. The name is derived from the
             # first message: the Event lacks what was said since.

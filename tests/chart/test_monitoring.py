@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.chart import CHART, expressions, pods, prometheus_program, rendered
+from tests.support.chart import CHART, command_of, expressions, pods, prometheus_program, rendered
 from tests.support.programs import ran
 from tests.support.sources import ROOT
 
@@ -51,10 +51,8 @@ def test_there_is_no_monitoring_unless_asked_for_and_then_each_part_by_itself() 
 
 @pytest.mark.parametrize("value", ["", *ALL])
 def test_metrics_name_jobs_only_where_something_asks_for_them(value: str) -> None:
-    ((_, spec),) = [
-        pod for pod in pods(rendered(*filter(None, [value]))) if pod[0].startswith("Deployment/")
-    ]
-    assert ("--job-metrics=on" in spec["containers"][0]["command"]) is bool(value)
+    command = command_of(rendered(*filter(None, [value])))
+    assert ("--job-metrics=on" in command) is bool(value)
 
 
 def test_prometheus_finds_each_port_by_its_name_and_trusts_the_controllers_certificate() -> None:

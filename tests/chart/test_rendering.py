@@ -15,7 +15,7 @@ import yaml
 from controller.config import ControllerConfig, defaults
 from injection.settings import TABLE
 from rdzv.settings import settings_of
-from tests.support.chart import CHART, HelmFailed, helm, named, pods, rendered
+from tests.support.chart import CHART, HelmFailed, command_of, helm, named, of_kind, pods, rendered
 from tests.support.sources import ROOT
 
 pytestmark = pytest.mark.timeout(1800)  # the first one may have to build helm
@@ -99,27 +99,15 @@ def test_every_pod_is_restricted_and_only_the_controller_has_a_token(case: str) 
         assert spec["automountServiceAccountToken"] is is_controller, name
 
 
-def test_users_are_left_to_a_cluster_that_chooses_them() -> None:
-    objects = rendered(
-        *("user=none", "injection.defaults.user=none", "etcd.backup.enabled=true"),
-        "etcd.backup.claim=c",
-    )
+@pytest.mark.parametrize("user", ["none", 1_000_660_000])
+def test_users_are_left_to_the_cluster_or_are_the_one_given(user: str | int) -> None:
+    """helm reads a number of a values file as a float, and a large one is to be written out."""
+    given = {"user": user, "injection": {"defaults": {"user": user}}}
+    objects = rendered(*BACKUP, more=given)
     for name, spec in pods(objects):
-        assert not {"runAsUser", "runAsGroup", "fsGroup"} & {*spec["securityContext"]}, name
-    (spec,) = [spec for name, spec in pods(objects) if name.startswith("Deployment/")]
-    assert "--default=user=none" in spec["containers"][0]["command"]
-
-
-def test_large_numbers_are_written_out() -> None:
-    """helm reads a number of a values file as a float."""
-    text = helm(
-        *("template", "muster", str(CHART)),
-        *("--set-json", "user=1000660000", "--set-json", "injection.defaults.user=1000660000"),
-    )
-    for name, spec in pods([one for one in yaml.safe_load_all(text) if one]):
-        assert spec["securityContext"]["runAsUser"] == 1000660000, name
-        if name.startswith("Deployment/"):
-            assert "--default=user=1000660000" in spec["containers"][0]["command"]
+        found = {spec["securityContext"].get(key) for key in ("runAsUser", "runAsGroup", "fsGroup")}
+        assert user in found if isinstance(user, int) else found == {None}, name
+    assert f"--default=user={user}" in command_of(objects)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +116,7 @@ def test_large_numbers_are_written_out() -> None:
         ("user=0", "/user"),
         ("etcd.replica=3", "'replica' not allowed"),
         ("contoller.enabled=true", "'contoller' not allowed"),
-        ("injection.defaults.mni=2", "'mni'"),
+        ("injection.defaults.mni=2", "at '/injection/defaults': additional properties 'mni' not"),
         ("etcd.replicas=2", "/etcd/replicas"),
         ("etcd.image.digest=latest", "/etcd/image/digest"),
         ("etcd.enabled=false", "externalEtcd.endpoints is empty"),
@@ -180,8 +168,7 @@ def test_the_doctor_of_helm_test_is_told_of_three_members_in_one_word() -> None:
 @pytest.mark.parametrize("case", ["as it is", "much of it", "external, with access"])
 def test_the_controller_takes_the_command_that_the_chart_gives_it(case: str) -> None:
     objects = rendered(*MATRIX[case])
-    ((_, spec),) = [pod for pod in pods(objects) if pod[0].startswith("Deployment/")]
-    program, command, *flags = spec["containers"][0]["command"]
+    program, command, *flags = command_of(objects)
     assert (program, command) == ("muster", "controller")
     known = {setting.flag: setting for setting in settings_of(ControllerConfig).values()}
     given = []
@@ -232,8 +219,7 @@ def test_its_rights_are_those_of_the_page() -> None:
 
 def test_it_starts_where_it_could_not_trust_the_store_and_follows_no_job() -> None:
     def flags(*values: str) -> set[str]:
-        ((_, spec),) = [pod for pod in pods(rendered(*values)) if pod[0].startswith("Deployment/")]
-        return {text.partition("=")[0] for text in spec["containers"][0]["command"]}
+        return {text.partition("=")[0] for text in command_of(rendered(*values))}
 
     assert "--follow-jobs" not in flags(*EXTERNAL)
     assert {"--follow-jobs", "--etcd-cacert"} <= flags(*EXTERNAL, "jobs.etcdSecret=store")
@@ -242,30 +228,25 @@ def test_it_starts_where_it_could_not_trust_the_store_and_follows_no_job() -> No
 
 def test_members_of_three_know_each_other_by_the_names_that_clients_use() -> None:
     objects = rendered(*THREE)
-    command = named(objects, "StatefulSet", "muster-etcd")["spec"]["template"]["spec"]
-    flags = dict(
-        text.removeprefix("--").partition("=")[::2] for text in command["containers"][0]["command"]
-    )
+    command = command_of(objects, "StatefulSet")
+    flags = dict(text.removeprefix("--").partition("=")[::2] for text in command)
     hosts = [f"muster-etcd-{n}.muster-etcd.muster-system.svc" for n in range(3)]
     members = [f"muster-etcd-{n}=https://{host}:2380" for n, host in enumerate(hosts)]
     assert flags["initial-cluster"] == ",".join(members)
-    ((_, spec),) = [pod for pod in pods(objects) if pod[0].startswith("Deployment/")]
     clients = ",".join(f"https://{host}:2379" for host in hosts)
-    assert f"--default=etcd-endpoints={clients}" in spec["containers"][0]["command"]
+    assert f"--default=etcd-endpoints={clients}" in command_of(objects)
 
 
 def test_no_key_is_made_where_the_controller_makes_it() -> None:
     """A tool that renders the chart without a cluster would make another one each time."""
-    for one in rendered():
-        if one["kind"] == "Secret":
-            assert not one.get("data"), one["metadata"]["name"]
+    for one in of_kind(rendered(), "Secret"):
+        assert not one.get("data"), one["metadata"]["name"]
 
 
 def test_members_take_no_client_for_a_peer() -> None:
     """Clients have an authority of their own, whose key no pod but the controller is given."""
     objects = rendered(*THREE)
-    members = named(objects, "StatefulSet", "muster-etcd")["spec"]["template"]["spec"]
-    command = members["containers"][0]["command"]
+    command = command_of(objects, "StatefulSet")
     assert "--client-cert-auth" in command
     assert "--trusted-ca-file=/etc/etcd/clients/client-ca.crt" in command
     assert "--peer-trusted-ca-file=/etc/etcd/tls/ca.crt" in command
@@ -280,6 +261,5 @@ def test_every_right_to_secrets_but_those_of_jobs_is_by_name() -> None:
     for values in MATRIX.values():
         if "controller.enabled=false" in values:
             continue
-        for one in rendered(*values):
-            for rule in one.get("rules", []) if one["kind"] == "Role" else []:
-                assert rule["resourceNames"], one["metadata"]["name"]
+        for one in of_kind(rendered(*values), "Role"):
+            assert all(rule["resourceNames"] for rule in one["rules"]), one["metadata"]["name"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.chart import rendered
+from tests.support.chart import of_kind, rendered
 from tests.support.cluster.chart_release import command
 
 pytestmark = pytest.mark.timeout(1800)  # the first one may have to build helm
@@ -28,7 +28,7 @@ PATIENCE_S = 3
 
 
 def jobs() -> list[dict[str, Any]]:
-    return [one for one in rendered(*RESTORED) if one["kind"] == "Job"]
+    return of_kind(rendered(*RESTORED), "Job")
 
 
 class Member:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.chart import etcdutl_program, rendered
+from tests.support.chart import command_of, etcdutl_program, of_kind, rendered
 from tests.support.ports import free_ports
 from tests.support.store.etcd_cluster import START_S, find_etcd
 
@@ -38,7 +38,7 @@ class Members:
     @contextmanager
     def running(self, value: str) -> Iterator[list[str]]:
         """Run the StatefulSet's pods; yield their endpoints once all are ready."""
-        (found,) = [one for one in rendered(*PLAIN, value) if one["kind"] == "StatefulSet"]
+        (found,) = of_kind(rendered(*PLAIN, value), "StatefulSet")
         (container,) = found["spec"]["template"]["spec"]["containers"]
         processes = []
         try:
@@ -57,8 +57,7 @@ class Members:
 
     def restore(self) -> None:
         """Run what the Jobs of ``etcd.restore`` run; then put it in the place of the records."""
-        jobs = [one for one in rendered(*PLAIN, *GROWN) if one["kind"] == "Job"]
-        for number, job in enumerate(jobs):
+        for number, job in enumerate(of_kind(rendered(*PLAIN, *GROWN), "Job")):
             (first,) = job["spec"]["template"]["spec"]["initContainers"]
             command = self._here(first["command"], number, "new")
             subprocess.run(command, check=True, capture_output=True, timeout=START_S)
@@ -133,12 +132,9 @@ def test_one_member_becomes_three_with_all_its_records(tmp_path: Path) -> None:
 
 
 def test_the_restore_makes_the_claims_that_no_member_has_made_yet() -> None:
-    found = {
-        one["metadata"]["name"]: one
-        for one in rendered(*PLAIN, *GROWN, "etcd.persistence.storageClass=ssd")
-        if one["kind"] == "PersistentVolumeClaim"
-    }
-    (statefulset,) = [one for one in rendered(*PLAIN, THREE) if one["kind"] == "StatefulSet"]
+    objects = rendered(*PLAIN, *GROWN, "etcd.persistence.storageClass=ssd")
+    found = {one["metadata"]["name"]: one for one in of_kind(objects, "PersistentVolumeClaim")}
+    (statefulset,) = of_kind(rendered(*PLAIN, THREE), "StatefulSet")
     (template,) = statefulset["spec"]["volumeClaimTemplates"]
     assert list(found) == ["data-muster-etcd-1", "data-muster-etcd-2"]
     for claim in found.values():
@@ -148,11 +144,11 @@ def test_the_restore_makes_the_claims_that_no_member_has_made_yet() -> None:
 
 @pytest.mark.parametrize("values", [(), ("etcd.restore=snapshot.db",), (ONE, *GROWN[1:])])
 def test_no_claim_is_made_otherwise(values: tuple[str, ...]) -> None:
-    assert not [one for one in rendered(*PLAIN, *values) if one["kind"] == "PersistentVolumeClaim"]
+    assert not of_kind(rendered(*PLAIN, *values), "PersistentVolumeClaim")
 
 
 def test_new_volumes_are_bound_to_nodes_of_their_own() -> None:
-    for job in (one for one in rendered(*PLAIN, *GROWN) if one["kind"] == "Job"):
+    for job in of_kind(rendered(*PLAIN, *GROWN), "Job"):
         template = job["spec"]["template"]
         apart = template["spec"]["affinity"]["podAntiAffinity"]
         (term,) = apart["requiredDuringSchedulingIgnoredDuringExecution"]
@@ -164,8 +160,8 @@ def backups() -> list[dict[str, Any]]:
     """The pod of each day's backup."""
     return [
         one["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-        for one in rendered(*PLAIN, "etcd.backup.enabled=true")
-        if one["kind"] == "CronJob" and "-backup-" in one["metadata"]["name"]
+        for one in of_kind(rendered(*PLAIN, "etcd.backup.enabled=true"), "CronJob")
+        if "-backup-" in one["metadata"]["name"]
     ]
 
 
@@ -178,37 +174,31 @@ def test_a_backup_is_of_any_member_that_answers() -> None:
 
 def test_the_controller_may_see_when_each_backup_succeeded() -> None:
     objects = rendered(*PLAIN, "etcd.backup.enabled=true")
-    made = [one["metadata"]["name"] for one in objects if one["kind"] == "CronJob"]
-    (deployment,) = [one for one in objects if one["kind"] == "Deployment"]
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    (flag,) = [word for word in container["command"] if word.startswith("--backups=")]
+    made = [one["metadata"]["name"] for one in of_kind(objects, "CronJob")]
+    (flag,) = [word for word in command_of(objects) if word.startswith("--backups=")]
     names = flag.partition("=")[2].split(",")
     assert names == [name for name in made if "-backup-" in name]
-    (role,) = [one for one in objects if one["kind"] == "Role"]
+    (role,) = of_kind(objects, "Role")
     (rule,) = [one for one in role["rules"] if one["resources"] == ["cronjobs"]]
     assert (rule["resourceNames"], rule["verbs"]) == (names, ["get"])
 
 
-def test_a_backup_is_kept_once_it_was_restored(tmp_path: Path) -> None:
+def test_a_backup_is_kept_once_it_was_restored_and_one_that_is_not_whole_leaves_the_last(
+    tmp_path: Path,
+) -> None:
     members, pod = Members(tmp_path), backups()[3]
+    save, restore, _ = pod["initContainers"]
+    kept, fresh = (tmp_path / f"muster-etcd-3.db{end}" for end in ("", ".new"))
     with members.running(ONE) as (one,):
         members.etcdctl([one], "put", "/muster/1", "value")
         members.backup([*pod["initContainers"], *pod["containers"]])
-    assert (tmp_path / "muster-etcd-3.db").exists()
-    assert not (tmp_path / "muster-etcd-3.db.new").exists()
-
-
-def test_a_backup_that_is_not_whole_leaves_the_last_one(tmp_path: Path) -> None:
-    members, pod = Members(tmp_path), backups()[3]
-    (tmp_path / "muster-etcd-3.db").write_text("the last one")
-    save, restore, _ = pod["initContainers"]
-    with members.running(ONE) as (one,):
-        members.etcdctl([one], "put", "/muster/1", "value")
+        last = kept.read_bytes()
+        assert not fresh.exists()
         members.backup([save])
-    with (tmp_path / "muster-etcd-3.db.new").open("r+b") as file:
+    with fresh.open("r+b") as file:
         file.seek(8192)
         file.write(b"damage")
     with pytest.raises(subprocess.CalledProcessError):
         members.backup([restore])
     assert pod["restartPolicy"] == "Never"
-    assert (tmp_path / "muster-etcd-3.db").read_text() == "the last one"
+    assert kept.read_bytes() == last

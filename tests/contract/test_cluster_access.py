@@ -8,14 +8,13 @@ import base64
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from controller.access.secret import JobsWithPods
 from controller.cluster import access, paths
 from controller.cluster import api as cluster_api
 from controller.cluster.access import ClusterAccess, access_of, access_of_pod
@@ -24,12 +23,13 @@ from controller.cluster.collection import Collection
 from controller.cluster.executed import Ran
 from rdzv.errors import ClusterUnavailable, ConfigError
 from tests.support.cluster_api import FakeApi
-from tests.support.tasks import beside
+from tests.support.store.tcp_proxy import TcpProxy
 from tests.support.waiting import DEADLINE_S
 
 POD = "/api/v1/namespaces/team/pods/a"
 EXEC = "client.authentication.k8s.io/v1"
 LONG_S = 120.0
+CALM = nullcontext()
 
 
 @pytest.fixture
@@ -44,21 +44,12 @@ class Kubeconfig:
 
     def __init__(self, fake: FakeApi, path: Path, user: Any, **cluster: Any) -> None:
         self.path = path
+        trusted = {"server": fake.url, "certificate-authority": str(fake.authority), **cluster}
+        context = {"cluster": "k", "user": "u", "namespace": "team"}
         self.parts: dict[str, Any] = {
             "current-context": "c",
-            "contexts": [
-                {"name": "c", "context": {"cluster": "k", "user": "u", "namespace": "team"}}
-            ],
-            "clusters": [
-                {
-                    "name": "k",
-                    "cluster": {
-                        "server": fake.url,
-                        "certificate-authority": str(fake.authority),
-                        **cluster,
-                    },
-                }
-            ],
+            "contexts": [{"name": "c", "context": context}],
+            "clusters": [{"name": "k", "cluster": trusted}],
             "users": [{"name": "u", "user": user}],
         }
 
@@ -118,22 +109,16 @@ async def test_paths_in_a_file_are_relative_to_it(fake: FakeApi, tmp_path: Path)
     assert fake.tokens == ["Bearer s"]
 
 
+@pytest.mark.parametrize(("ends", "tokens"), [("2026", ["2", "3"]), ("2999", ["1", "1"])])
 async def test_a_plug_in_runs_again_near_the_end_that_it_gave(
-    fake: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str, tokens: list[str]
 ) -> None:
     monkeypatch.setattr(access, "RENEW_S", 0.0)
-    user = plugin(tmp_path, expirationTimestamp="2026-01-01T00:00:00Z")
+    user = plugin(tmp_path, expirationTimestamp=f"{ends}-01-01T00:00:00Z")
     async with reached(Kubeconfig(fake, tmp_path / "config", user)) as api:
         for _ in range(2):
             await api.get(POD)
-    assert fake.tokens == ["Bearer 2", "Bearer 3"]
-
-    fake.tokens.clear()
-    user = plugin(tmp_path, expirationTimestamp="2999-01-01T00:00:00Z")
-    async with reached(Kubeconfig(fake, tmp_path / "config", user)) as api:
-        for _ in range(2):
-            await api.get(POD)
-    assert fake.tokens == ["Bearer 4", "Bearer 4"]
+    assert fake.tokens == [f"Bearer {token}" for token in tokens]
 
 
 async def test_a_plug_in_that_fails_ends_no_other_reading_of_credentials(
@@ -170,87 +155,58 @@ async def test_credentials_last_while_their_plug_in_fails_later(
     assert "process returned 1" in caplog.text
 
 
+class HttpProxy(TcpProxy):
+    """A proxy that is asked to connect."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__(target)
+        self.asked: set[str] = set()
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.asked.add(head.decode().partition(" HTTP/")[0])
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        await super()._connect(reader, writer)
+
+
 @pytest.mark.parametrize("named_by", ["proxy-url", "HTTPS_PROXY"])
 async def test_calls_commands_and_logs_go_through_the_proxy(
     named_by: str, fake: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.containers.execute = lambda asked: Ran(0, "out", "")
     await fake.containers.log("team", "a", "t", "line")
-    opened: list[str] = []
-    serving: list[asyncio.Task[None] | None] = []
-
-    async def forward(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        while data := await source.read(65536):
-            target.write(data)
-        target.close()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        serving.append(asyncio.current_task())
-        head = await reader.readuntil(b"\r\n\r\n")
-        method, target, _ = head.decode().split(" ", 2)
-        opened.append(method)
-        host, _, port = target.partition(":")
-        source, target_writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        async with beside(forward(source, writer)):
-            await forward(reader, target_writer)
-        for one in (writer, target_writer):
-            one.close()
-            await one.wait_closed()
-
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as proxy:
-        port = proxy.sockets[0].getsockname()[1]
-        address = {"proxy-url": f"http://127.0.0.1:{port}"} if named_by == "proxy-url" else {}
-        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{port}")
-        file = Kubeconfig(fake, tmp_path / "config", {"token": "s"}, **address)
+    server = fake.url.removeprefix("https://")
+    async with HttpProxy(server) as proxy:
+        address = f"http://{proxy.endpoint}"
+        monkeypatch.setenv("HTTPS_PROXY", address)
+        named = {"proxy-url": address} if named_by == "proxy-url" else {}
+        file = Kubeconfig(fake, tmp_path / "config", {"token": "s"}, **named)
         async with reached(file) as api:
             await api.get(POD)
             assert (await api.run_in("team", "a", "t", ["true"], timeout_s=LONG_S)).out == "out"
             assert [line async for line in api.log_lines("team", "a", "t")] == ["line"]
-        assert set(opened) == {"CONNECT"}
-        await asyncio.gather(*filter(None, serving))
+        assert proxy.asked == {f"CONNECT {server}"}
     async with reached(file) as api:
         with pytest.raises(ClusterUnavailable):
             await api.get(POD)
 
 
 async def test_the_certificate_may_be_for_another_name(fake: FakeApi, tmp_path: Path) -> None:
-    named = {"server": fake.url.replace("127.0.0.1", "127.0.0.2")}
-    right = {**named, "server": fake.url, "tls-server-name": "127.0.0.1"}
-    wrong = {**named, "server": fake.url, "tls-server-name": "elsewhere.example"}
     fake.containers.execute = lambda asked: Ran(0, "out", "")
-    async with reached(Kubeconfig(fake, tmp_path / "a", {"token": "s"}, **right)) as api:
-        await api.get(POD)
-        await api.run_in("team", "a", "t", ["true"], timeout_s=LONG_S)
-    async with reached(Kubeconfig(fake, tmp_path / "b", {"token": "s"}, **wrong)) as api:
-        with pytest.raises(ClusterUnavailable, match="certificate"):
-            await api.get(POD)
-        with pytest.raises(ClusterUnavailable, match="certificate"):
-            await api.run_in("team", "a", "t", ["true"], timeout_s=LONG_S)
+    for name, refused in (("127.0.0.1", False), ("elsewhere.example", True)):
+        file = Kubeconfig(fake, tmp_path / name, {"token": "s"}, **{"tls-server-name": name})
+        async with reached(file) as api:
+            for call in (api.get(POD), api.run_in("team", "a", "t", ["true"], timeout_s=LONG_S)):
+                with pytest.raises(ClusterUnavailable, match="certificate") if refused else CALM:
+                    await call
 
 
 def oidc(expires: int) -> dict[str, Any]:
+    """A token that only its issuer can refresh, which this side never asks."""
     claims = base64.urlsafe_b64encode(json.dumps({"exp": expires}).encode()).decode().rstrip("=")
-    settings = {
-        "id-token": f"h.{claims}.s",
-        "refresh-token": "s3cret",
-        "client-id": "c",
-        "client-secret": "s3cret",
-        "idp-issuer-url": "https://127.0.0.1:1",
-    }
-    return {"auth-provider": {"name": "oidc", "config": settings}}
-
-
-async def test_a_token_of_oidc_is_used_and_never_refreshed_here(
-    fake: FakeApi, tmp_path: Path
-) -> None:
-    user = oidc(32503680000)
-    async with reached(Kubeconfig(fake, tmp_path / "config", user)) as api:
-        await api.get(POD)
-    assert fake.tokens == [f"Bearer {user['auth-provider']['config']['id-token']}"]
-    with pytest.raises(ConfigError, match="has expired: run kubectl"):
-        async with reached(Kubeconfig(fake, tmp_path / "config", oidc(1))):
-            pass
+    secrets = dict.fromkeys(("refresh-token", "client-secret"), "s3cret")
+    named = {"id-token": f"h.{claims}.s", "client-id": "c", "idp-issuer-url": "https://127.0.0.1:1"}
+    return {"auth-provider": {"name": "oidc", "config": {**secrets, **named}}}
 
 
 @pytest.mark.parametrize(
@@ -269,6 +225,7 @@ async def test_a_token_of_oidc_is_used_and_never_refreshed_here(
         ),
         ({"token": "s3cret"}, {"server": ""}, "names no server"),
         ({"auth-provider": {"name": "oidc", "config": {"a": "s3cret"}}}, {}, "refresh|expired"),
+        (oidc(1), {}, "has expired: run kubectl"),
         ({"token": "s3cret"}, {"certificate-authority": "/no/such"}, "no/such"),
         (
             {"username": "u", "password": "s3cret", "client-certificate-data": "%"},
@@ -321,19 +278,9 @@ async def test_a_watch_that_is_silent_ends_so_that_another_shows_whether_anybody
     assert seen == [{"a": 1}]
 
 
-@pytest.mark.parametrize(
-    "follow",
-    [
-        lambda api: Collection(api, PODS, lambda one: one)._follow(),
-        lambda api: JobsWithPods(api).run(),
-    ],
-    ids=["collection", "pods of jobs"],
-)
-async def test_a_quiet_watch_keeps_its_version_by_bookmarks(
-    follow: Callable[[ClusterApi], Coroutine[None, None, None]], tmp_path: Path
-) -> None:
+async def test_a_quiet_watch_keeps_its_version_by_bookmarks(tmp_path: Path) -> None:
     async with FakeApi(tmp_path) as fake, ClusterApi(fake.access) as api:
-        async with beside(follow(api)):
+        async with Collection(api, PODS, dict).following():
             await fake.until_watched()
         (asked,) = fake.watches
         assert asked["allowWatchBookmarks"] == "true"
@@ -344,6 +291,6 @@ async def test_many_watches_keep_no_call_waiting(tmp_path: Path) -> None:
     async with FakeApi(tmp_path) as fake, ClusterApi(fake.access) as api, AsyncExitStack() as stack:
         await fake.put(paths.lease("muster-system", "one"), {"spec": {}})
         for _ in range(WATCHES):
-            await stack.enter_async_context(beside(Collection(api, PODS, dict)._follow()))
+            await stack.enter_async_context(Collection(api, PODS, dict).following())
         await fake.until_watched(WATCHES)
         await api.get(paths.lease("muster-system", "one"))

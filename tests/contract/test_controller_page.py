@@ -8,7 +8,6 @@ import json
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -18,12 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from controller.admission.injector import AdmissionMetrics
 from controller.certificates import make_pair
-from controller.cluster import paths
-from controller.cluster.api import ClusterApi
-from controller.cluster.collection import Collection
 from controller.jobs import Jobs
 from controller.metrics import SeenMetrics
-from controller.owners import pod_seen
+from controller.owners import PodSeen, pod_seen
 from controller.page import serving_page
 from launcher_shim.c10d.rounds.records import Round, Seat
 from rdzv.keys import JobKeys
@@ -32,8 +28,8 @@ from rdzv.records.job import Job
 from rdzv.records.policy import JobPolicy
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore
-from tests.support.cluster_api import FakeApi
 from tests.support.records import drain, member
+from tests.support.shown import Shown
 
 KEYS = JobKeys("team", "digits")
 LIVE = KEYS.in_generation(1)
@@ -99,7 +95,7 @@ async def test_a_browser_is_shown_every_job_and_each_change() -> None:
 
 
 NOW = datetime(2026, 11, 28, tzinfo=UTC)
-PODS = "/api/v1/namespaces/team/pods/"
+GRACES_S = (("a", 30), ("b", 60))
 
 Samples = dict[tuple[str, tuple[str, ...]], float]
 
@@ -113,12 +109,14 @@ def samples(metrics: AdmissionMetrics) -> Samples:
     }
 
 
-def pod(uid: str, grace_s: int, **labels: str) -> dict[str, Any]:
-    spec = {"containers": [{"name": "t"}], "terminationGracePeriodSeconds": grace_s}
-    return {"metadata": {"namespace": "team", "uid": uid, "labels": labels}, "spec": spec}
+def pod(name: str, grace_s: int) -> PodSeen:
+    metadata = {"name": name, "uid": f"uid-{name}", "namespace": "team"}
+    spec = {"terminationGracePeriodSeconds": grace_s}
+    labels = {"muster.dev/job": "digits"}
+    return pod_seen({"metadata": {**metadata, "labels": labels}, "spec": spec})
 
 
-async def test_what_the_controller_sees_is_on_its_page(tmp_path: Path) -> None:
+async def test_what_the_controller_sees_is_on_its_page() -> None:
     metrics, seen = AdmissionMetrics(), SeenMetrics(lambda: NOW, of_jobs=True)
     metrics.registry.register(seen)
     pair = make_pair(None, ("localhost",), NOW - timedelta(days=10))
@@ -142,37 +140,30 @@ async def test_what_the_controller_sees_is_on_its_page(tmp_path: Path) -> None:
             Put(LIVE.commit, Commit(3, took_s=41.5).to_json()),
         ],
     )
-    async with (
-        FakeApi(tmp_path) as fake,
-        ClusterApi(fake.access) as api,
-        Jobs(store, time.monotonic, Random(1)).following() as jobs,
-    ):
-        await fake.put(f"{PODS}a", pod("uid-a", 30, **{"muster.dev/job": "digits"}))
-        await fake.put(f"{PODS}b", pod("uid-b", 60, **{"muster.dev/job": "digits"}))
-        async with Collection(api, paths.PODS_OF_JOBS, pod_seen).following() as pods:
-            for part in (jobs, pods):
-                await part.changed_after(0)
-            seen.jobs, seen.pods, seen.uninjected = jobs, pods, uninjected
-            of_job = ("digits", "team")
-            found = samples(metrics)
-            unnamed = AdmissionMetrics()
-            nameless = SeenMetrics(lambda: NOW, of_jobs=False)
-            nameless.jobs, nameless.pods, nameless.uninjected = jobs, pods, uninjected
-            unnamed.registry.register(nameless)
-            assert "digits" not in unnamed.text().decode()
-            assert found["muster_controller_pods_without_sidecar", ()] == 1
-            assert found["muster_controller_job_training", of_job] == 1
-            assert found["muster_controller_job_save_seconds", of_job] == 41.5
-            assert found["muster_controller_job_grace_seconds", of_job] == 25
+    pods: Any = Shown(**{f"uid-{name}": pod(name, grace_s) for name, grace_s in GRACES_S})
+    async with Jobs(store, time.monotonic, Random(1)).following() as jobs:
+        await jobs.changed_after(0)
+        seen.jobs, seen.pods, seen.uninjected = jobs, pods, uninjected
+        of_job = ("digits", "team")
+        found = samples(metrics)
+        unnamed = AdmissionMetrics()
+        nameless = SeenMetrics(lambda: NOW, of_jobs=False)
+        nameless.jobs, nameless.pods, nameless.uninjected = jobs, pods, uninjected
+        unnamed.registry.register(nameless)
+        assert "digits" not in unnamed.text().decode()
+        assert found["muster_controller_pods_without_sidecar", ()] == 1
+        assert found["muster_controller_job_training", of_job] == 1
+        assert found["muster_controller_job_save_seconds", of_job] == 41.5
+        assert found["muster_controller_job_grace_seconds", of_job] == 25
 
-            # The world ends, and the job is paused.
-            sequence = jobs.sequence
-            await store.txn(
-                [], [Put(LIVE.run("r").round, replace(sitting, closed="success").to_json())]
-            )
-            await jobs.changed_after(sequence)
-            assert samples(metrics)["muster_controller_job_training", of_job] == 0
-            sequence = jobs.sequence
-            await store.txn([], [Put(KEYS.job, Job(JobPolicy(1, 4), paused=True).to_json())])
-            await jobs.changed_after(sequence)
-            assert ("muster_controller_job_training", of_job) not in samples(metrics)
+        # The world ends, and the job is paused.
+        sequence = jobs.sequence
+        await store.txn(
+            [], [Put(LIVE.run("r").round, replace(sitting, closed="success").to_json())]
+        )
+        await jobs.changed_after(sequence)
+        assert samples(metrics)["muster_controller_job_training", of_job] == 0
+        sequence = jobs.sequence
+        await store.txn([], [Put(KEYS.job, Job(JobPolicy(1, 4), paused=True).to_json())])
+        await jobs.changed_after(sequence)
+        assert ("muster_controller_job_training", of_job) not in samples(metrics)

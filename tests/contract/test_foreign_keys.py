@@ -16,7 +16,7 @@ from rdzv.drain.transactions import transaction
 from rdzv.records.drain import Commit
 from rdzv.store import Put, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from tests.support.sidecars.endpoints import pod
+from tests.support.sidecars.endpoints import Pod, pod
 from tests.support.sidecars.jobs import KEYS
 from tests.support.sidecars.run_dir import MemoryRunDir
 from tests.support.waiting import DEADLINE_S
@@ -43,6 +43,12 @@ FOREIGN_KEYS = {
 }
 
 
+async def both_listed(one: Pod) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while set(one.client.membership.snapshot().members) != {"w-0", "w-1"}:
+            await one.client.mirror.changed_after(one.client.mirror.sequence)
+
+
 @pytest.mark.parametrize("foreign_key", FOREIGN_KEYS.values(), ids=FOREIGN_KEYS.keys())
 async def test_i8_a_foreign_key_is_skipped_and_said_once(
     foreign_key: str, caplog: pytest.LogCaptureFixture
@@ -65,9 +71,7 @@ async def test_i8_a_foreign_key_is_skipped_and_said_once(
         assert warnings[0].getMessage().isprintable()
         # And one that starts with it there.
         async with pod(engine, "w-1", c10d_port=None) as second:
-            async with asyncio.timeout(DEADLINE_S):
-                while set(first.client.membership.snapshot().members) != {"w-0", "w-1"}:
-                    await first.client.mirror.changed_after(first.client.mirror.sequence)
+            await both_listed(first)
             assert foreign_key not in second.client.mirror.kvs
 
 
@@ -117,9 +121,7 @@ async def test_a_part_that_fails_on_news_takes_nobody_down(
         names = ["good", "bad", "better"]
         await writer.txn([], [Put(KEYS.prefix + name, b"") for name in names])
         async with pod(engine, "w-1", c10d_port=None):
-            async with asyncio.timeout(DEADLINE_S):
-                while set(one.client.membership.snapshot().members) != {"w-0", "w-1"}:
-                    await one.client.mirror.changed_after(one.client.mirror.sequence)
+            await both_listed(one)
         assert {KEYS.prefix + name for name in names} <= set(one.client.mirror.kvs)
         # What came with it is not lost on the part that failed.
         assert {"good", "better"} <= set(seen)

@@ -19,8 +19,7 @@ from controller.jobs import Jobs
 from controller.notice_executor import NoticeExecutor
 from controller.notices import NodeSeen, NoticePolicy
 from controller.owner_reconciler import LOOKED_AT_S, OwnerReconciler
-from controller.owners import FRESH_S, Owners, OwnerSeen, PodSeen, pod_of, pod_seen
-from injection.kinds import job_label
+from controller.owners import FRESH_S, Owners, OwnerSeen, pod_of, pod_seen
 from rdzv.keys import JobKeys
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
@@ -30,6 +29,7 @@ from rdzv.store import Delete, Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now
 from tests.support.records import member
+from tests.support.shown import Shown
 from tests.support.tasks import beside
 
 pytestmark = pytest.mark.virtual
@@ -71,8 +71,8 @@ def pod(namespace: str, name: str, job: str) -> dict[str, Any]:
 async def led(shown: dict[str, Any], names: str) -> tuple[list[Call], dict[str, Drain]]:
     """Let ``MINE`` claim a pod as its member ``names``; return the calls, and the pod's drains."""
     store, api = MemoryStore(MemoryEngine(now)), Api()
-    pods: Any = Shown({UID: pod_seen(shown)})
-    nodes: Any = Shown({"north": NodeSeen("north", shutting_down=True)})
+    pods: Any = Shown(**{UID: pod_seen(shown)})
+    nodes: Any = Shown(north=NodeSeen("north", shutting_down=True))
     leading: Any = SimpleNamespace(told=None, progress=lambda: None)
     given: Any = api
     live = MINE.in_generation(1)
@@ -103,17 +103,6 @@ async def led(shown: dict[str, Any], names: str) -> tuple[list[Call], dict[str, 
             assert state is not None
             drains = {uid: one for uid, one in state.snapshot.drains.items() if uid == UID}
     return api.calls, drains
-
-
-class Shown(SimpleNamespace):
-    """A collection that never changes."""
-
-    def __init__(self, items: dict[str, Any]) -> None:
-        super().__init__(items=items, sequence=1)
-
-    async def changed_after(self, sequence: int) -> None:
-        if sequence >= self.sequence:
-            await asyncio.Event().wait()
 
 
 @pytest.mark.parametrize(
@@ -165,13 +154,6 @@ def test_the_job_of_a_pod_is_the_one_of_its_sidecar(variable: dict[str, Any], jo
         assert (found is seen) == (claimed == job)
 
 
-def test_a_long_name_is_compared_as_a_label_can_have_it() -> None:
-    job = "j" * 80
-    seen = PodSeen("u", "team", "a", "north", None, None, job=job_label(job))
-    assert pod_of({"u": seen}, JobKeys("team", job), "a", "u") is seen
-    assert pod_of({"u": seen}, JobKeys("team", job + "x"), "a", "u") is None
-
-
 KEYS = JobKeys("team", "digits")
 MEMBER = KEYS.in_generation(1).member("a")
 
@@ -208,7 +190,7 @@ class ScaledOwners:
 
 
 @asynccontextmanager
-async def reconciled(owners: ScaledOwners) -> AsyncIterator[Desired]:
+async def reconciled(owners: ScaledOwners | NoOwners) -> AsyncIterator[Desired]:
     """A job with one member, and what becomes desired of it."""
     store = MemoryStore(MemoryEngine(now))
     job = Job(JobPolicy(1, 8, gather_s=60.0))
@@ -217,18 +199,16 @@ async def reconciled(owners: ScaledOwners) -> AsyncIterator[Desired]:
         given: Any = owners
         api: Any = None
         reconciler = OwnerReconciler(api, jobs, given, now, scales=True, annotates=False)
-        running = asyncio.create_task(reconciler.run())
-        await asyncio.sleep(5)
-        yield Desired(store, jobs)
-        running.cancel()
-        await asyncio.wait((running,))
+        async with beside(reconciler.run()):
+            await asyncio.sleep(5)
+            yield Desired(store, jobs)
 
 
 class Desired:
     """The number that is desired, and the members that come and go."""
 
     def __init__(self, store: MemoryStore, jobs: Jobs) -> None:
-        self._store = store
+        self.store = store
         self._jobs = jobs
 
     @property
@@ -239,10 +219,10 @@ class Desired:
 
     async def comes(self, name: str) -> None:
         key = KEYS.in_generation(1).member(name)
-        await self._store.txn([], [Put(key, of_today(name))])
+        await self.store.txn([], [Put(key, of_today(name))])
 
     async def goes(self, name: str) -> None:
-        await self._store.txn([], [Delete(KEYS.in_generation(1).member(name))])
+        await self.store.txn([], [Delete(KEYS.in_generation(1).member(name))])
 
 
 async def test_replicas_are_desired_as_soon_as_their_pods_come() -> None:
@@ -283,23 +263,10 @@ async def test_an_autoscaler_that_flaps_forms_no_larger_world() -> None:
 
 async def test_a_job_that_is_deleted_with_its_members_is_not_due_for_ever() -> None:
     """Both go in one change where a whole job is deleted from the store."""
-    store = MemoryStore(MemoryEngine(now))
-    owners: Any = NoOwners()
-    async with Jobs(store, now, Random(1)).following() as jobs:
-        api: Any = None
-        reconciler = OwnerReconciler(api, jobs, owners, now, scales=True, annotates=False)
-        running = asyncio.create_task(reconciler.run())
-        records = [
-            Put(KEYS.job, Job(JobPolicy(1, 4)).to_json()),
-            Put(MEMBER, member("a").to_json()),
-        ]
-        await store.txn([], records)
-        await asyncio.sleep(2)
+    owners = NoOwners()
+    async with reconciled(owners) as desired:
         assert owners.reads == 1
-        await store.txn([], [Delete(KEYS.job), Delete(MEMBER)])
+        await desired.store.txn([], [Delete(KEYS.job), Delete(MEMBER)])
         # The loop ends a test whose tasks go on and on while no time passes.
         await asyncio.sleep(2 * LOOKED_AT_S)
         assert owners.reads == 1
-        assert not running.done()
-        running.cancel()
-        await asyncio.wait((running,))

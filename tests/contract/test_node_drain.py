@@ -211,53 +211,42 @@ async def test_a_sidecar_of_each_job_drains_the_pods_of_the_node(
     ]
 
 
-async def test_the_worst_job_is_the_status(
-    fake: FakeApi, capsys: pytest.CaptureFixture[str]
+NO_OPTION = Ran(2, "", "muster: No such option: --node\n")
+UNKNOWN = "what was done is unknown: see muster status letters"
+NO_PHASE = "job letters: what its sidecar says is no phase of a drain"
+
+
+@pytest.mark.parametrize(
+    ("letters", "status", "said"),
+    [
+        (Ran(3, phase("letters-0", "expired"), ""), 3, ""),
+        (None, 69, UNKNOWN),
+        (NO_OPTION, 2, "drain each of letters-0 by muster drain POD"),
+        (Ran(0, "[]\n", ""), 69, NO_PHASE),
+        (Ran(0, "nonsense\n", "a \x1b[2J line\n"), 69, NO_PHASE),
+        (Ran(0, '{"member": "letters-0"}\n', ""), 69, NO_PHASE),
+        (Ran(0, f"{phase('x', '')[:-3]}\n", ""), 69, NO_PHASE),
+    ],
+    ids=[
+        "expired",
+        "no answer",
+        "an older sidecar",
+        "a list",
+        "no JSON",
+        "no phase",
+        "half of one",
+    ],
+)
+async def test_the_worst_job_is_the_status_and_stops_no_other(
+    fake: FakeApi, capsys: pytest.CaptureFixture[str], letters: Answer, status: int, said: str
 ) -> None:
-    def execute(asked: Asked) -> Answer:
-        if asked.pod == "letters-0":
-            return Ran(3, phase("letters-0", "expired"), "")
-        return Ran(0, phase("digits-0", "committed"), "")
-
-    fake.containers.execute = execute
-    assert await run(as_json=True) == 3
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert {one["member"]: one["outcome"] for one in lines} == {
-        "digits-0": "committed",
-        "letters-0": "expired",
-    }
-
-
-async def test_a_job_that_cannot_be_asked_stops_no_other(
-    fake: FakeApi, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def execute(asked: Asked) -> Answer:
-        if asked.pod == "letters-0":
-            return None
-        return Ran(0, phase("digits-0", "committed"), "")
-
-    fake.containers.execute = execute
-    assert await run() == 69
+    digits = Ran(0, phase("digits-0", "committed"), "")
+    fake.containers.execute = lambda asked: letters if asked.pod == "letters-0" else digits
+    assert await run(as_json=True) == status
     shown = capsys.readouterr()
-    assert "digits-0  released" in shown.out
-    assert "what was done is unknown: see muster status letters" in shown.err
-
-
-@pytest.mark.parametrize("said", ["[]", "nonsense", '{"member": "letters-0"}', phase("x", "")[:-3]])
-async def test_a_sidecar_that_says_something_else_stops_no_other(
-    fake: FakeApi, capsys: pytest.CaptureFixture[str], said: str
-) -> None:
-    def execute(asked: Asked) -> Answer:
-        if asked.pod == "letters-0":
-            return Ran(0, f"{said}\n", "")
-        return Ran(0, phase("digits-0", "committed"), "a \x1b[2J line\n")
-
-    fake.containers.execute = execute
-    assert await run() == 69
-    shown = capsys.readouterr()
-    assert "digits-0  released" in shown.out
-    assert "job letters: what its sidecar says is no phase of a drain" in shown.err
-    assert "\x1b" not in shown.err
+    outcomes = {one["member"]: one["outcome"] for one in map(json.loads, shown.out.splitlines())}
+    expected = {"digits-0": "committed"} | ({} if said else {"letters-0": "expired"})
+    assert (outcomes, said in shown.err, "\x1b" in shown.err) == (expected, True, False)
 
 
 async def test_one_job_alone_is_drained_if_it_is_named(fake: FakeApi) -> None:
@@ -275,21 +264,6 @@ async def test_a_pod_that_has_not_started_is_named(
     assert await run(node="east") == 0
     assert fake.containers.asked == []
     said = "pod words-0 of job words has no running sidecar: nothing saves for it"
-    assert said in capsys.readouterr().err
-
-
-async def test_an_empty_node_names_those_with_pods(
-    fake: FakeApi, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert await run(node="east") == 0
-    said = "nothing to drain: namespace team has no pod on node east: they are on north, south\n"
-    assert capsys.readouterr().out == said
-
-
-async def test_older_sidecars_are_named(fake: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
-    fake.containers.execute = lambda asked: Ran(2, "", "muster: No such option: --node\n")
-    assert await run("digits") == 2
-    said = "drain each of digits-0 by muster drain POD"
     assert said in capsys.readouterr().err
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -61,6 +61,11 @@ def started(port: int, run_id: str = RUN_ID) -> tuple[Torchrun, World]:
     return one, one.form()
 
 
+async def is_refused(starting: Awaitable[object]) -> None:
+    with pytest.raises(RendezvousConnectionError):
+        await asyncio.wait_for(starting, PATIENCE_S)
+
+
 def seat(one: Pod) -> Any:
     node = one.endpoint.rendezvous()[RUN_ID].snapshot().nodes["w-0"]
     return node.nonce, node.ask, node.state
@@ -76,9 +81,7 @@ async def test_one_beside_another_that_lives_is_refused_and_the_first_is_not_dis
         assert world[:2] == (0, 1)
         before, round_ = seat(one), one.endpoint.live_rounds()
         async with monitored(first) as seen:
-            async with asyncio.timeout(PATIENCE_S):
-                with pytest.raises(RendezvousConnectionError):
-                    await asyncio.to_thread(started, one.port, run_id)
+            await is_refused(asyncio.to_thread(started, one.port, run_id))
             assert await asyncio.to_thread(first.waiting) == 0
         assert seen == {0}
         assert seat(one) == before
@@ -98,9 +101,7 @@ async def test_one_beside_another_that_waits_for_a_key_is_refused(
         waiting = asyncio.create_task(asyncio.to_thread(first.store.wait, ["never"]))
         _, agent = one.endpoint.launchers()[0]
         await until(lambda: agent.waits > 0)
-        async with asyncio.timeout(PATIENCE_S):
-            with pytest.raises(RendezvousConnectionError):
-                await asyncio.to_thread(started, one.port)
+        await is_refused(asyncio.to_thread(started, one.port))
         # Not before the first world has formed: it would be waited for.
         async with pod(engine, "w-1") as two, connected(two.port) as other:
             await other.open_rendezvous(RUN_ID)
@@ -154,9 +155,7 @@ async def test_one_that_comes_before_the_other_is_back_at_a_restarted_sidecar_is
             await asyncio.to_thread(way_back.symlink_to, path)
             await until(lambda: any(agent.takes_part for _, agent in one.endpoint.launchers()))
             is_back.set()
-            async with asyncio.timeout(PATIENCE_S):
-                with pytest.raises(RendezvousConnectionError):
-                    await newcomer
+            await is_refused(newcomer)
             assert seat(one) == before
 
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from dataclasses import dataclass
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,57 @@ async def test_a_user_without_a_password_is_given_none_unnoticed(
     assert "etcdctl user delete muster/v1/default/without" in ended.err
 
 
+_BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def page(secure_cluster: EtcdCluster, tmp_path: Path) -> list[str]:
+    """The page's blocks, with a real store in the place of the one that it names."""
+    text = (ROOT / "docs" / "security.md").read_text()
+    endpoints = ",".join(secure_cluster.endpoints)
+    command = shlex.join([sys.executable, "-m", "console.main"])
+    (tmp_path / "muster").write_text(f'#!/bin/sh\nexec env PYTHONPATH={ROOT} {command} "$@"\n')
+    (tmp_path / "muster").chmod(0o755)
+    (tmp_path / "ca.pem").write_bytes(secure_cluster.authority.cacert.read_bytes())
+    write(tmp_path / "root.password", ROOT_PASSWORD.encode())
+    return [re.sub(r"https://etcd-0\S+", endpoints, block) for block in _BLOCK.findall(text)]
+
+
+async def test_the_commands_of_the_page_do_what_it_says(
+    page: list[str], secure_cluster: EtcdCluster, tmp_path: Path
+) -> None:
+    apply, print_, by_name, try_it, _in_pods = page
+    here = f"cd {tmp_path}; PATH={tmp_path}:$PATH\n"
+    exports = "".join(line for line in apply.splitlines(keepends=True) if "export" in line)
+    done = await asyncio.to_thread(shell, secure_cluster, here + apply)
+    assert (
+        done == "muster/v1/team/digits may read and write what is under /muster/v1/team/digits/\n"
+    )
+    # What the job has no record of yet it may nevertheless look for.
+    tried = f"{here}{exports}{try_it.strip()} 2>&1 || echo status $?"
+    told = await asyncio.to_thread(shell, secure_cluster, tried)
+    assert "no job digits in namespace team" in told
+    other = tried.replace("--job digits", "--job digits-2")
+    told = await asyncio.to_thread(shell, secure_cluster, other)
+    assert "permission denied" in told
+    assert "status 69" in told
+    user = role = "muster/v1/team/digits"
+    await asyncio.to_thread(
+        shell, secure_cluster, f"etcdctl user delete {user}; etcdctl role delete {role}"
+    )
+    await asyncio.to_thread(shell, secure_cluster, here + print_)
+    told = await asyncio.to_thread(shell, secure_cluster, tried)
+    assert "no job digits in namespace team" in told
+    await asyncio.to_thread(shell, secure_cluster, f"etcdctl role delete {role}")
+    await asyncio.to_thread(shell, secure_cluster, here + by_name)
+    told = await asyncio.to_thread(shell, secure_cluster, "etcdctl user get trainer.example")
+    assert told.split() == ["User:", "trainer.example", "Roles:", role]
+
+
+BLANK = "two words"
+"""A password that etcdctl would cut short."""
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -153,49 +205,35 @@ async def test_a_user_without_a_password_is_given_none_unnoticed(
         (("job", "--apply"), "--new-password-file, or --no-password"),
         (("job", "--no-password", "--new-password-file", "f"), "exclude each other"),
         (("job", "--apply", "--new-password-file", "/none"), "--new-password-file"),
+        (("job", "--apply", "--new-password-file", "{blank}"), "has a blank in it"),
     ],
 )
-async def test_a_mistake_in_store_role_is_told(words: tuple[str, ...], told: str) -> None:
-    ended = await muster("store-role", *words)
+async def test_a_mistake_in_store_role_is_told(
+    words: tuple[str, ...], told: str, tmp_path: Path
+) -> None:
+    path = await asyncio.to_thread(password_file, tmp_path, "p", BLANK)
+    ended = await muster("store-role", *(word.format(blank=path) for word in words))
     assert (ended.status, ended.out) == (2, "")
     assert told in ended.err
+    assert BLANK not in ended.err
     assert len(ended.err.splitlines()) == 1
 
 
-async def test_a_password_that_etcdctl_would_cut_short_is_refused(tmp_path: Path) -> None:
-    path = await asyncio.to_thread(password_file, tmp_path, "p", "two words")
-    ended = await muster("store-role", "job", "--apply", "--new-password-file", path)
-    assert ended.status == 2
-    assert "has a blank in it" in ended.err
-    assert "two words" not in ended.err
-
-
-@dataclass
-class Told:
-    """Everything that a process has told anybody."""
-
-    texts: dict[str, str]
-
-    def check(self, key: Path) -> None:
-        """None of it holds the password, a line of the private key, or a token."""
-        lines = [line for line in key.read_text().splitlines() if "KEY" not in line]
-        for place, text in self.texts.items():
-            assert PLANTED not in text, place
-            assert TOKEN.search(text) is None, place
-            assert not [line for line in lines if line in text], place
-
-
-def told_by(one: Sidecar) -> Told:
-    """What lies in ``/proc`` and in the run directory."""
+def told_by(one: Sidecar) -> dict[str, str]:
+    """Return what lies in ``/proc`` and in the run directory, by its place."""
     proc = Path(f"/proc/{one.process.pid}")
-    texts = {
-        str(path): path.read_bytes().decode(errors="replace")
-        for path in (proc / "cmdline", proc / "environ", proc / "comm")
-    }
-    for path in one.run_dir.rglob("*"):
-        if path.is_file():
-            texts[str(path)] = path.read_bytes().decode(errors="replace")
-    return Told(texts)
+    kept = [path for path in one.run_dir.rglob("*") if path.is_file()]
+    places = (proc / "cmdline", proc / "environ", proc / "comm", *kept)
+    return {str(path): path.read_bytes().decode(errors="replace") for path in places}
+
+
+def check_quiet(texts: dict[str, str], key: Path) -> None:
+    """Check that none has the password, a line of the private key, or a token."""
+    lines = [line for line in key.read_text().splitlines() if "KEY" not in line]
+    for place, text in texts.items():
+        assert PLANTED not in text, place
+        assert TOKEN.search(text) is None, place
+        assert not [line for line in lines if line in text], place
 
 
 LOUD = """\
@@ -229,7 +267,7 @@ async def test_secrets_are_told_to_nobody(secure_cluster: EtcdCluster, tmp_path:
     run_dir = tmp_path / "run"
     async with sidecar("", run_dir, MUSTER_LEASE_TTL="3", **variables) as one:
         await one.until_ready()
-        texts = (await asyncio.to_thread(told_by, one)).texts
+        texts = await asyncio.to_thread(told_by, one)
         for page in ("/metrics", "/healthz", "/readyz"):
             texts[page] = (await one.get(page))[1]
         for words_ in (("status",), ("status", "--json"), ("hosts",), ("history", "--json")):
@@ -262,5 +300,5 @@ async def test_secrets_are_told_to_nobody(secure_cluster: EtcdCluster, tmp_path:
     texts["help"] = (await muster("agent", "--help", **variables)).out
     texts["faults"] = (await muster("agent", **{**variables, "MUSTER_MIN": "x"})).err
     assert texts["faults"]
-    await asyncio.to_thread(Told(texts).check, key)
+    await asyncio.to_thread(check_quiet, texts, key)
     assert str(path) in texts[f"/proc/{one.process.pid}/environ"]

@@ -4,23 +4,19 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from random import Random
 
 import pytest
 
-from muster.orders import ShardOrder
 from rdzv.errors import LeaseLost, StoreRefused
 from rdzv.keys import ROOT, JobKeys
 from rdzv.store import Compare, Delete, Put, Range, Store
 from rdzv.store.etcd.admin import JobRole
-from tests.support.sidecars.shards import Rank, World, pods, repeated_or_lost
 from tests.support.store.etcd_cluster import EtcdCluster
 from tests.support.store.patient_store import PatientRights
-from tests.support.store.secure import job_access, opened, root_access, secure_cluster
-from tests.support.waiting import DEADLINE_S
+from tests.support.store.secure import cannot_touch, job_access, opened, root_access, secure_cluster
 
 __all__ = ["secure_cluster"]
 
@@ -75,66 +71,13 @@ async def test_a_job_may_do_all_it_needs_under_its_own_prefix(mine: Store) -> No
     assert (await mine.status()).version
 
 
-async def test_a_jobs_user_hands_out_shards_and_rolls_them_back(
-    secure_cluster: EtcdCluster,
-) -> None:
-    """What is below ``shards/`` is compared, written and deleted as a prefix, too."""
-    access = await job_access(secure_cluster, JobKeys("shards", "train"))
-    async with opened(access, patiently=True) as one, opened(access, patiently=True) as other:
-        stores = iter((one, other))
-        async with pods(lambda: next(stores), "train", "ab", time.monotonic) as made:
-            order = ShardOrder(200, 5, 3)
-            first = World([Rank(made[name], order, "w1", 2, 0) for name in "ab"])
-            await first.epoch(steps=6)
-            saved = await first.save()
-            await first.epoch(steps=6)
-            history = first.history(saved)
-            second = World([Rank(made["a"], order, "w2", 1, saved)], saved, history)
-            await second.epoch()
-            assert repeated_or_lost(second.history(await second.save()), 200) == []
-
-
-def touching(keys: JobKeys) -> dict[str, Callable[[Store], Awaitable[object]]]:
-    """Every way to read or write another job."""
-    return {
-        "range of a key": lambda store: store.range(keys.job),
-        "range of all": lambda store: store.range(keys.prefix, prefix=True),
-        "put": lambda store: store.txn([], [Put(keys.job, b"mine")]),
-        "put in the other branch": lambda store: store.txn(
-            [Compare(MINE.job, "create", "=", 0)], [], [Put(keys.job, b"mine")]
-        ),
-        "delete": lambda store: store.txn([], [Delete(keys.job)]),
-        "delete of all": lambda store: store.txn([], [Delete(keys.prefix, prefix=True)]),
-        "compare": lambda store: store.txn([Compare(keys.job, "version", ">", 0)], []),
-        "compare of all": lambda store: store.txn(
-            [Compare(keys.prefix, "version", ">", 0, prefix=True)], []
-        ),
-        "range in a transaction": lambda store: store.txn([], [Range(keys.prefix, prefix=True)]),
-        "watch": lambda store: anext(store.watch(keys.prefix, 1)),
-    }
-
-
 @pytest.mark.parametrize("keys", OTHERS, ids=lambda keys: keys.prefix)
 async def test_a_job_can_neither_read_nor_write_another(
     mine: Store, root: Store, keys: JobKeys
 ) -> None:
     before = await root.range(keys.prefix, prefix=True)
-    for touch in touching(keys).values():
-        with pytest.raises(StoreRefused, match="permission denied"):
-            await asyncio.wait_for(touch(mine), DEADLINE_S)
+    await cannot_touch(mine, keys, MINE)
     assert (await root.range(keys.prefix, prefix=True)).kvs == before.kvs
-
-
-@pytest.mark.parametrize("prefix", [ROOT, f"{ROOT}team/", MINE.prefix[:-1], "/", "a"])
-async def test_a_job_can_neither_list_nor_watch_what_lies_above_it(
-    mine: Store, root: Store, prefix: str
-) -> None:
-    with pytest.raises(StoreRefused, match="permission denied"):
-        await mine.range(prefix, prefix=True)
-    with pytest.raises(StoreRefused, match="permission denied"):
-        await asyncio.wait_for(anext(mine.watch(prefix, 1)), DEADLINE_S)
-    with pytest.raises(StoreRefused, match="permission denied"):
-        await mine.txn([], [Delete(prefix, prefix=True)])
 
 
 async def test_another_jobs_lease_is_neither_ended_nor_renewed_nor_used(

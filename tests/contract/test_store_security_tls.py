@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -115,12 +115,6 @@ async def test_a_certificates_name_is_the_user(named_cluster: EtcdCluster) -> No
     assert await auth_enabled(access, timeout_s=CALL_S)
 
 
-async def test_without_a_client_certificate_nothing_is_answered(named_cluster: EtcdCluster) -> None:
-    async with opened(named_cluster.access()) as store:
-        with pytest.raises(StoreUnavailable):
-            await store.range(MINE.job)
-
-
 @pytest.mark.usefixtures("_urgent_looks_only")
 async def test_a_certificate_out_of_date_works_as_soon_as_there_is_a_new_one(
     named_cluster: EtcdCluster,
@@ -198,29 +192,38 @@ async def test_a_new_authority_is_trusted_as_soon_as_its_certificate_is_there(
         await until_seen(events, [b"before", b"after"])
 
 
-async def test_the_stores_name_is_verified(tls_cluster: EtcdCluster) -> None:
-    elsewhere = {"host": "elsewhere", "ip": "127.0.0.9"}
-    # etcd reads it anew for each connection.
-    await asyncio.to_thread(tls_cluster.authority.server, **elsewhere)
-    async with opened(tls_cluster.access()) as store:
-        with pytest.raises(StoreUnavailable, match="not for this host name"):
-            await store.range(MINE.job, timeout_s=TOLD_S)
+def by_another_name(cluster: EtcdCluster, folder: Path) -> Access:
+    """etcd reads its certificate anew for each connection."""
+    cluster.authority.server(host="elsewhere", ip="127.0.0.9")
+    return cluster.access()
 
 
-async def test_another_authoritys_store_is_refused(
-    tls_cluster: EtcdCluster, tmp_path: Path
+def by_another_authority(cluster: EtcdCluster, folder: Path) -> Access:
+    return cluster.access(cacert=str(Authority(folder).cacert))
+
+
+def without_tls(cluster: EtcdCluster, folder: Path) -> Access:
+    return Access(cluster.access().targets)
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        (by_another_name, "not for this host name"),
+        (by_another_authority, "--etcd-cacert"),
+        (without_tls, None),
+    ],
+)
+async def test_a_client_does_not_meet_a_store_that_it_cannot_verify(
+    tls_cluster: EtcdCluster,
+    tmp_path: Path,
+    way: Callable[[EtcdCluster, Path], Access],
+    said: str | None,
 ) -> None:
-    other = await asyncio.to_thread(Authority, tmp_path)
-    async with opened(tls_cluster.access(cacert=str(other.cacert))) as store:
-        with pytest.raises(StoreUnavailable, match="--etcd-cacert"):
+    access = await asyncio.to_thread(way, tls_cluster, tmp_path)
+    async with opened(access) as store:
+        with pytest.raises(StoreUnavailable, match=said):
             await store.range(MINE.job, timeout_s=TOLD_S)
-
-
-async def test_a_store_with_tls_and_a_client_without_do_not_meet(tls_cluster: EtcdCluster) -> None:
-    plain = Access(tls_cluster.access().targets)
-    async with opened(plain) as store:
-        with pytest.raises(StoreUnavailable):
-            await store.range(MINE.job)
         with pytest.raises((StoreUnavailable, StoreAmbiguous)):
             await store.txn([], [Put(MINE.job, b"x")])
 
@@ -233,7 +236,3 @@ async def test_a_client_with_tls_and_a_store_without_do_not_meet(
     async with opened(Access(endpoints, str(authority.cacert))) as store:
         with pytest.raises(StoreUnavailable, match="check that the endpoint speaks it"):
             await store.range(MINE.job, timeout_s=TOLD_S)
-
-
-async def test_a_store_that_asks_nobody_who_he_is_is_told(tls_cluster: EtcdCluster) -> None:
-    assert not await auth_enabled(tls_cluster.access(), timeout_s=CALL_S)

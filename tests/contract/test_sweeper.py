@@ -19,11 +19,12 @@ from rdzv.members.gone import KEPT_MIN
 from rdzv.reconcile import Kernel
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
-from rdzv.records.job import Incarnation, Job, Member
+from rdzv.records.job import Incarnation, Job
 from rdzv.records.policy import JobPolicy
 from rdzv.store import Put, TxnResult
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now
+from tests.support.records import member
 from tests.support.sidecars.jobs import KEYS, client
 from tests.support.sidecars.processes import until
 from tests.support.store.cut import Cut
@@ -33,10 +34,6 @@ from tests.support.tasks import beside
 pytestmark = pytest.mark.virtual
 
 HERE = KEYS.in_generation(1)
-
-
-def member(name: str, incarnation: int) -> Member:
-    return Member(name, f"uid-{name}", incarnation, "10.0.0.1", "", "worker", 1, 1, 4)
 
 
 async def fill(one: JobClient, gone: int) -> None:
@@ -69,35 +66,38 @@ async def sweeping(
         yield
 
 
-async def names(one: JobClient, wanted: int) -> set[str]:
-    """The names in the store, once there are so many."""
-    while len(found := one.mirror.under(KEYS.incarnations)) != wanted:
+async def swept(one: JobClient, *gone: str) -> set[str]:
+    """All keys, once the sweeper has dropped these."""
+    while set(gone) & set(one.mirror.kvs):
         await one.mirror.changed_after(one.mirror.sequence)
-    return {kv.key for kv in found}
+    return set(one.mirror.kvs)
 
 
-async def test_the_oldest_listed_member_drops_the_oldest_names() -> None:
+async def test_the_oldest_listed_member_drops_what_pods_and_worlds_have_left() -> None:
+    shared, run = HERE.run(SHARED_RUN), HERE.run("digits")
+    of_workers = [shared.value(b"/worker/attempt_0/key"), shared.addend(b"init/", "w-0.1")]
+    mine = shared.value(b"/mine")
+    drains = [HERE.drain(f"uid-{number:04}") for number in range(KEPT_MIN + 3)]
     async with client(MemoryEngine(now)) as one:
         await fill(one, KEPT_MIN + 120)
-        async with sweeping(one, "a"):
-            left = await names(one, KEPT_MIN + 2)
-    assert {KEYS.incarnation("a"), KEYS.incarnation("b")} <= left
-    assert KEYS.incarnation("gone-0119") not in left
-    assert KEYS.incarnation("gone-0120") in left
-
-
-async def test_the_oldest_drains_of_gone_pods_go_with_them() -> None:
-    async with client(MemoryEngine(now)) as one:
-        await fill(one, 1)
-        for number in range(KEPT_MIN + 3):
-            drain = Drain(f"uid-{number:04}", "gone", "test", "prestop", outcome="expired")
-            written = await one.store.txn([], [Put(HERE.drain(drain.pod_uid), drain.to_json())])
+        for key in drains:
+            uid = key.rpartition("/")[2]
+            ended = Drain(uid, "gone", "test", "prestop", outcome="expired")
+            await one.store.txn([], [Put(key, ended.to_json())])
+        for key in (*of_workers, mine):
+            await one.store.txn([], [Put(key, b"1")])
+        for number in range(2):
+            details: dict[str, object] = {"run_id": "digits", "round": number}
+            entry = HistoryEntry("round", "a", "", 1.0, details)
+            key = KEYS.history_entry(number, "a", "round")
+            await one.store.txn([], [Put(key, entry.to_json())])
+        written = await one.store.txn([], [Put(run.round, Round(1, complete=True).to_json())])
         await one.mirror.reached(written.revision)
         async with sweeping(one, "a"):
-            while len(left := one.membership.snapshot().drains) != KEPT_MIN:
-                await one.mirror.changed_after(one.mirror.sequence)
-        assert "uid-0002" not in left
-        assert "uid-0003" in left
+            gone = [KEYS.incarnation(f"gone-{number:04}") for number in range(120)]
+            left = await swept(one, *gone, *drains[:3], *of_workers)
+    kept = {KEYS.incarnation(name) for name in ("a", "b", "gone-0120")}
+    assert kept | {*drains[3:], mine} <= left
 
 
 @pytest.mark.parametrize(("me", "pod_uid"), [("b", "uid-b"), ("a", "uid-of-a-fenced-pod")])
@@ -131,30 +131,8 @@ async def test_a_name_that_is_taken_meanwhile_is_spared() -> None:
     async with client(engine) as one:
         await fill(one, KEPT_MIN + 1)
         async with sweeping(one, "a", Raced(engine)):
-            left = await names(one, KEPT_MIN + 2)
-    assert KEYS.incarnation("gone-0000") in left
+            left = await swept(one, KEYS.incarnation("gone-0001"))
     assert [n for n in range(201) if KEYS.incarnation(f"gone-{n:04}") not in left] == [1]
-
-
-async def test_what_workers_of_former_worlds_left_goes_whole() -> None:
-    async with client(MemoryEngine(now)) as one:
-        await fill(one, 1)
-        shared, run = HERE.run(SHARED_RUN), HERE.run("digits")
-        old = [shared.value(b"/worker/attempt_0/key"), shared.addend(b"init/", "w-0.1")]
-        mine = shared.value(b"/mine")
-        for key in (*old, mine):
-            await one.store.txn([], [Put(key, b"1")])
-        for number in range(2):
-            details: dict[str, object] = {"run_id": "digits", "round": number}
-            entry = HistoryEntry("round", "a", "", 1.0, details)
-            key = KEYS.history_entry(number, "a", "round")
-            await one.store.txn([], [Put(key, entry.to_json())])
-        written = await one.store.txn([], [Put(run.round, Round(1, complete=True).to_json())])
-        await one.mirror.reached(written.revision)
-        async with sweeping(one, "a"):
-            while set(old) & set(one.mirror.kvs):
-                await one.mirror.changed_after(one.mirror.sequence)
-        assert mine in one.mirror.kvs
 
 
 async def test_a_store_that_is_away_delays_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -167,4 +145,4 @@ async def test_a_store_that_is_away_delays_it(caplog: pytest.LogCaptureFixture) 
                 await until(lambda: "sweeper: retrying a write" in caplog.text)
                 cut.mend()
                 await one.store.txn([], [Put(HERE.drain("uid-x"), b"{}")])
-                await names(one, KEPT_MIN + 2)
+                await swept(one, KEYS.incarnation("gone-0000"))

@@ -8,7 +8,7 @@ import base64
 import json
 import ssl
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -20,7 +20,6 @@ import pytest
 
 from controller import process
 from controller.admission import decision
-from controller.admission import decision as verdicts
 from controller.admission import injector as admission
 from controller.admission.injector import AdmissionMetrics, Injector
 from controller.certificate_keeper import CertificateKeeper
@@ -28,7 +27,6 @@ from controller.certificates import LEAF_DAYS
 from controller.cluster.api import ClusterApi
 from controller.config import ControllerConfig
 from controller.process import application, serving
-from rdzv.errors import ConfigError
 from rdzv.settings import load
 from tests.support.clocks.hand import HandHour
 from tests.support.cluster_api import FakeApi
@@ -61,7 +59,9 @@ class Controller:
             aiohttp.ClientSession() as session,
             session.post(self._url, json=body, ssl=context, server_hostname=HOST) as answer,
         ):
-            return json.loads(await answer.read())["response"]
+            response = json.loads(await answer.read())["response"]
+            assert response["uid"] == "u"
+            return response
 
 
 @asynccontextmanager
@@ -92,13 +92,49 @@ async def injecting(fake: FakeApi) -> AsyncIterator[Injector]:
 
 @pytest.fixture
 async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeApi]:
-    monkeypatch.setattr(admission, "PLAN_TIMEOUT_S", PATIENCE_S)
-    monkeypatch.setattr(admission, "ANSWER_TIMEOUT_S", PATIENCE_S)
+    for name in ("PLAN_TIMEOUT_S", "ANSWER_TIMEOUT_S", "READ_TIMEOUT_S"):
+        monkeypatch.setattr(admission, name, PATIENCE_S)
     async with FakeApi(tmp_path) as fake:
         await fake.put(SECRET, {})
         hooks: list[Any] = [{"name": name, "clientConfig": {"service": {}}} for name in ("a", "b")]
         await fake.put(WEBHOOK, {"webhooks": hooks})
         yield fake
+
+
+class Planner:
+    """Plans that stand still until ``ends`` is set: of the pods and namespaces that ``holds``."""
+
+    def __init__(self) -> None:
+        self.holds: Callable[[Any, str], bool] = lambda pod, namespace: True
+        self.busy = False
+        """Whether they compute meanwhile."""
+        self.ends = threading.Event()
+        self._begun = threading.Event()
+        self._plan = decision.decide
+
+    def __call__(self, pod: Any, namespace: str, *given: Any, **more: Any) -> Any:
+        if self.holds(pod, namespace):
+            self._begun.set()
+            while not self.ends.wait(0.0 if self.busy else PATIENCE_S):
+                pass
+        return self._plan(pod, namespace, *given, **more)
+
+    async def begins(self) -> None:
+        """Wait until another plan stands still."""
+        await asyncio.to_thread(self._begun.wait, PATIENCE_S)
+        self._begun.clear()
+
+
+@pytest.fixture
+def planner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Planner]:
+    made = Planner()
+    monkeypatch.setattr(decision, "decide", made)
+    yield made
+    made.ends.set()
+
+
+def without(reason: str) -> list[str]:
+    return [f"muster: admitted without Muster: {reason}"]
 
 
 def trusted(configuration: dict[str, Any]) -> str | None:
@@ -147,20 +183,6 @@ async def test_two_replicas_share_one_certificate_which_the_api_server_trusts(
         assert fake.objects[SECRET]["data"] == made
 
 
-async def test_a_certificate_that_ran_out_while_the_controller_was_away_is_renewed_at_the_start(
-    fake: FakeApi,
-) -> None:
-    time = HandHour()
-    async with controller(fake, time):
-        authority = await trusted_authority(fake)
-    before = fake.objects[SECRET]["data"]["tls.crt"]
-    time.now += timedelta(days=400)
-    async with controller(fake, time):
-        held = await fake.until(SECRET, lambda secret: secret["data"]["tls.crt"] != before)
-        assert base64.b64encode(base64.b64decode(held["data"]["ca.crt"])).decode() == authority
-        assert trusted(fake.objects[WEBHOOK]) == authority
-
-
 async def test_one_that_ran_out_keeps_no_pod_out_and_is_renewed_without_a_restart(
     fake: FakeApi,
 ) -> None:
@@ -203,151 +225,94 @@ async def test_a_pod_is_admitted_whatever_the_api_server_does_with_its_owner(fak
 
 @pytest.mark.parametrize("planners", [1, 2])
 async def test_a_pod_whose_plan_does_not_end_is_admitted_and_holds_nobody_up(
-    fake: FakeApi, monkeypatch: pytest.MonkeyPatch, planners: int
+    fake: FakeApi, planner: Planner, monkeypatch: pytest.MonkeyPatch, planners: int
 ) -> None:
     pod, _ = labelled()
-    ends, plan = threading.Event(), verdicts.decide
-
-    def stuck(pod: Any, *given: Any, **more: Any) -> Any:
-        if pod["metadata"].get("name") == "stuck":
-            ends.wait(PATIENCE_S)
-        return plan(pod, *given, **more)
-
-    monkeypatch.setattr(verdicts, "decide", stuck)
+    planner.holds = lambda pod, _: pod["metadata"].get("name") == "stuck"
     monkeypatch.setattr(admission, "PLANNERS", planners + 1)
-    monkeypatch.setattr(admission, "PLAN_TIMEOUT_S", PATIENCE_S)
     slow = {**pod, "metadata": {**pod["metadata"], "name": "stuck"}}
-    try:
-        async with controller(fake, HandHour()) as one, asyncio.TaskGroup() as tasks:
-            asked = [tasks.create_task(one.ask(slow, f"a{n}")) for n in range(planners)]
-            assert "patch" in await one.ask(pod)
-            assert not any(task.done() for task in asked)
-            monkeypatch.setattr(admission, "PLAN_TIMEOUT_S", 0.0)
-            assert (await one.ask(slow))["warnings"] == [
-                f"muster: admitted without Muster: {admission.TOO_SLOW}"
-            ]
-            ends.set()
-    finally:
-        ends.set()
+    async with controller(fake, HandHour()) as one, asyncio.TaskGroup() as tasks:
+        asked = [tasks.create_task(one.ask(slow, f"a{n}")) for n in range(planners)]
+        assert "patch" in await one.ask(pod)
+        assert not any(task.done() for task in asked)
+        monkeypatch.setattr(admission, "PLAN_TIMEOUT_S", 0.0)
+        assert (await one.ask(slow))["warnings"] == without(admission.TOO_SLOW)
+        planner.ends.set()
 
 
 async def test_namespace_with_200_reviews_under_way_does_not_delay_another(
-    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
+    fake: FakeApi, planner: Planner
 ) -> None:
     pod, _ = labelled()
-    begun, ends, plan = threading.Event(), threading.Event(), verdicts.decide
-
-    def stuck(pod: Any, namespace: str, *given: Any, **more: Any) -> Any:
-        if namespace == "many":
-            begun.set()
-            ends.wait(PATIENCE_S)
-        return plan(pod, namespace, *given, **more)
-
-    monkeypatch.setattr(verdicts, "decide", stuck)
+    planner.holds = lambda _, namespace: namespace == "many"
     async with injecting(fake) as injector, asyncio.TaskGroup() as tasks:
         asked = [tasks.create_task(injector.verdict(pod, "many", 100)) for _ in range(200)]
-        try:
-            await asyncio.to_thread(begun.wait, PATIENCE_S)
-            verdict, _ = await injector.verdict(pod, "team", 100)
-            assert verdict.injected
-            assert not any(one.done() for one in asked)
-        finally:
-            ends.set()
+        await planner.begins()
+        verdict, _ = await injector.verdict(pod, "team", 100)
+        assert verdict.injected
+        assert not any(one.done() for one in asked)
+        planner.ends.set()
     assert all(one.result()[0].injected for one in asked)
 
 
 @pytest.mark.parametrize("busy", [False, True])
 async def test_a_plan_is_too_slow_by_its_own_processor_time(
-    fake: FakeApi, monkeypatch: pytest.MonkeyPatch, busy: bool
+    fake: FakeApi, planner: Planner, monkeypatch: pytest.MonkeyPatch, busy: bool
 ) -> None:
     pod, _ = labelled()
-    ends, plan = threading.Event(), verdicts.decide
-
-    def slow(*given: Any, **more: Any) -> Any:
-        while not ends.wait(0.0 if busy else PATIENCE_S):
-            pass
-        return plan(*given, **more)
-
-    monkeypatch.setattr(verdicts, "decide", slow)
+    planner.busy = busy
     monkeypatch.setattr(admission, "PLAN_TIMEOUT_S", 0.3)
     async with injecting(fake) as injector:
         asked = asyncio.create_task(injector.verdict(pod, "team", 100))
-        try:
-            await asyncio.wait({asked}, timeout=PATIENCE_S if busy else 1.0)
-            assert asked.done() == busy
-        finally:
-            ends.set()
+        await asyncio.wait({asked}, timeout=PATIENCE_S if busy else 1.0)
+        assert asked.done() == busy
+        planner.ends.set()
         verdict, _ = await asked
     assert verdict.injected != busy
 
 
 async def test_reviews_under_way_of_a_namespace_are_bounded(
-    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
+    fake: FakeApi, planner: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pod, _ = labelled()
-    ends, plan = threading.Event(), verdicts.decide
-
-    def stuck(*given: Any, **more: Any) -> Any:
-        ends.wait(PATIENCE_S)
-        return plan(*given, **more)
-
-    monkeypatch.setattr(verdicts, "decide", stuck)
     size = admission.NAMESPACE_MAX_BYTES // 8
     monkeypatch.setattr(admission, "POD_MAX_BYTES", size)
     async with injecting(fake) as injector, asyncio.TaskGroup() as tasks:
         asked = [tasks.create_task(injector.verdict(pod, "many", size)) for _ in range(8)]
-        try:
-            await asyncio.sleep(0)
-            verdict, _ = await injector.verdict(pod, "many", size)
-            assert verdict.reason == admission.TOO_MANY
-            other = tasks.create_task(injector.verdict(pod, "team", size))
-        finally:
-            ends.set()
-    assert all(one.result()[0].injected for one in (*asked, other))
+        await asyncio.sleep(0)
+        verdict, _ = await injector.verdict(pod, "many", size)
+        assert verdict.reason == admission.TOO_MANY
+        asked.append(tasks.create_task(injector.verdict(pod, "team", size)))
+        planner.ends.set()
+    assert all(one.result()[0].injected for one in asked)
     async with injecting(fake) as injector:
         verdict, _ = await injector.verdict(pod, "many", size)
         assert verdict.injected
 
 
 async def test_a_plan_has_its_time_from_its_begin_and_not_from_its_place_in_the_queue(
-    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
+    fake: FakeApi, planner: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pod, _ = labelled()
-    begun, ends, plan = threading.Event(), threading.Event(), verdicts.decide
-
-    def slow(*given: Any, **more: Any) -> Any:
-        begun.set()
-        ends.wait(PATIENCE_S)
-        return plan(*given, **more)
-
-    monkeypatch.setattr(verdicts, "decide", slow)
     monkeypatch.setattr(admission, "PLANNERS", 1)
-    monkeypatch.setattr(admission, "PLAN_TIMEOUT_S", PATIENCE_S)
-    monkeypatch.setattr(admission, "ANSWER_TIMEOUT_S", PATIENCE_S)
-    try:
-        async with controller(fake, HandHour()) as one, asyncio.TaskGroup() as tasks:
-            first = tasks.create_task(one.ask(pod))
-            await asyncio.to_thread(begun.wait, PATIENCE_S)
-            monkeypatch.setattr(admission, "PLAN_TIMEOUT_S", 0.0)
-            second = tasks.create_task(one.ask(pod))
-            answered, _ = await asyncio.wait({second}, timeout=1.0)
-            assert not answered
-            monkeypatch.setattr(admission, "PLAN_TIMEOUT_S", PATIENCE_S)
-            ends.set()
-            assert "patch" in await first
-            assert "patch" in await second
-            begun.clear()
-            ends.clear()
-            stuck = tasks.create_task(one.ask(pod))
-            await asyncio.to_thread(begun.wait, PATIENCE_S)
-            monkeypatch.setattr(admission, "ANSWER_TIMEOUT_S", 0.0)
-            assert (await one.ask(pod))["warnings"] == [
-                f"muster: admitted without Muster: {admission.TOO_SLOW}"
-            ]
-            ends.set()
-            await stuck
-    finally:
-        ends.set()
+    async with controller(fake, HandHour()) as one, asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(one.ask(pod))
+        await planner.begins()
+        monkeypatch.setattr(admission, "PLAN_TIMEOUT_S", 0.0)
+        second = tasks.create_task(one.ask(pod))
+        answered, _ = await asyncio.wait({second}, timeout=1.0)
+        assert not answered
+        monkeypatch.setattr(admission, "PLAN_TIMEOUT_S", PATIENCE_S)
+        planner.ends.set()
+        assert "patch" in await first
+        assert "patch" in await second
+        planner.ends.clear()
+        stuck = tasks.create_task(one.ask(pod))
+        await planner.begins()
+        monkeypatch.setattr(admission, "ANSWER_TIMEOUT_S", 0.0)
+        assert (await one.ask(pod))["warnings"] == without(admission.TOO_SLOW)
+        planner.ends.set()
+        await stuck
 
 
 @pytest.mark.filterwarnings("ignore:Sending a large body")
@@ -359,26 +324,16 @@ async def test_a_pod_larger_than_any_that_trains_is_admitted_before_it_is_planne
     largest = admission.POD_MAX_VALUES if much == "values" else admission.POD_MAX_BYTES // 2
     args = ["a"] * largest if much == "values" else ["aa" * largest]
     pod["spec"]["containers"][0]["args"] = args
-    monkeypatch.setattr(verdicts, "decide", None)
+    monkeypatch.setattr(decision, "decide", None)
     async with controller(fake, HandHour()) as one:
         answer = await one.ask(pod)
     assert answer["allowed"] is True
-    assert answer["warnings"] == [f"muster: admitted without Muster: {admission.TOO_LARGE}"]
-
-
-def test_a_request_that_only_nests_is_no_review() -> None:
-    with pytest.raises(ConfigError, match="no AdmissionReview"):
-        decision.read_review(b'{"request": ' + b"[" * 100_000)
-    with pytest.raises(ConfigError, match="no AdmissionReview"):
-        decision.uid_of(b"[" * admission.POD_MAX_BYTES)
+    assert answer["warnings"] == without(admission.TOO_LARGE)
 
 
 @pytest.mark.parametrize("made_by", ["MPIJob", "Job"])
-async def test_mpijob_of_a_launcher_is_read_by_way_of_its_job(
-    fake: FakeApi, monkeypatch: pytest.MonkeyPatch, made_by: str
-) -> None:
+async def test_mpijob_of_a_launcher_is_read_by_way_of_its_job(fake: FakeApi, made_by: str) -> None:
     """The pod has the UID of the launcher's Job alone; only that Job has the MPIJob's."""
-    monkeypatch.setattr(admission, "READ_TIMEOUT_S", PATIENCE_S)
     (_, pod, _), *_ = pods_of(loaded(manifest("Job", command=["horovodrun", "-np", "2", "a"]))[0])
     operators = "training.kubeflow.org/"
     pod["metadata"]["labels"] |= {
@@ -402,9 +357,8 @@ async def test_mpijob_of_a_launcher_is_read_by_way_of_its_job(
 
 @pytest.mark.parametrize("claimed", [None, "", "guess", UID])
 async def test_who_does_not_know_an_owners_uid_reads_nothing_of_it(
-    fake: FakeApi, monkeypatch: pytest.MonkeyPatch, claimed: str | None
+    fake: FakeApi, claimed: str | None
 ) -> None:
-    monkeypatch.setattr(admission, "READ_TIMEOUT_S", PATIENCE_S)
     container = {"name": "pytorch", "image": "x", "command": ["torchrun", "train.py"]}
     template = {"template": {"spec": {"containers": [container]}}}
     job: dict[str, Any] = {"kind": "PyTorchJob", "metadata": {"uid": UID}}
@@ -423,7 +377,6 @@ async def test_who_does_not_know_an_owners_uid_reads_nothing_of_it(
 async def test_a_jobs_owner_is_read_once_for_all_its_pods(
     fake: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission, "READ_TIMEOUT_S", PATIENCE_S)
     monkeypatch.setattr(admission, "OWNER_FRESH_S", 3600.0)
     pod, read = labelled()
     await fake.put(JOB, read)
@@ -437,7 +390,6 @@ async def test_a_jobs_owner_is_read_once_for_all_its_pods(
 async def test_what_was_read_of_an_owner_has_to_do_while_the_api_server_is_away(
     fake: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission, "READ_TIMEOUT_S", PATIENCE_S)
     monkeypatch.setattr(admission, "OWNER_FRESH_S", 0.0)
     pod, read = labelled()
     await fake.put(JOB, read)

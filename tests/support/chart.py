@@ -175,7 +175,19 @@ def pods(objects: list[dict[str, Any]]) -> Iterator[tuple[str, Any]]:
             yield f"{one['kind']}/{one['metadata']['name']}", spec
 
 
+def of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """All objects of a kind."""
+    return [one for one in objects if one["kind"] == kind]
+
+
+def command_of(objects: list[dict[str, Any]], kind: str = "Deployment") -> list[str]:
+    """The command of the only container of the only object of a kind: the controller's, if none."""
+    (found,) = of_kind(objects, kind)
+    (container,) = found["spec"]["template"]["spec"]["containers"]
+    return list(container["command"])
+
+
 def named(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
     """The one object of a kind with this name."""
-    (found,) = [o for o in objects if o["kind"] == kind and o["metadata"]["name"] == name]
+    (found,) = [one for one in of_kind(objects, kind) if one["metadata"]["name"] == name]
     return found

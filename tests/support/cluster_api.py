@@ -127,25 +127,25 @@ class FakeApi:
 
     async def until(self, path: str, holds: Any) -> dict[str, Any]:
         """Wait until an object is as it should be."""
-        async with asyncio.timeout(CLOSED_S), self._changed:
-            await self._changed.wait_for(lambda: path in self.objects and holds(self.objects[path]))
-            return self.objects[path]
+        await self._until(lambda: path in self.objects and holds(self.objects[path]))
+        return self.objects[path]
 
     async def until_called(self, call: tuple[str, str], times: int) -> None:
         """Wait until there were so many of a call that it is too busy to answer."""
-        async with asyncio.timeout(CLOSED_S), self._changed:
-            await self._changed.wait_for(lambda: self.calls.count(call) >= times)
+        await self._until(lambda: self.calls.count(call) >= times)
 
     async def until_watched(self, count: int = 1) -> None:
         """Wait until there were so many watches."""
-        async with asyncio.timeout(CLOSED_S), self._changed:
-            await self._changed.wait_for(lambda: len(self.watches) >= count)
+        await self._until(lambda: len(self.watches) >= count)
 
     async def until_any(self, prefix: str) -> list[dict[str, Any]]:
         """Wait until something was made below ``prefix``, and return all that is there."""
+        await self._until(lambda: any(path.startswith(prefix) for path in self.objects))
+        return [held for path, held in self.objects.items() if path.startswith(prefix)]
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(CLOSED_S), self._changed:
-            await self._changed.wait_for(lambda: any(p.startswith(prefix) for p in self.objects))
-            return [held for path, held in self.objects.items() if path.startswith(prefix)]
+            await self._changed.wait_for(holds)
 
     def _context(self) -> ssl.SSLContext:
         authority = Authority(self._folder, "api")
@@ -182,18 +182,10 @@ class FakeApi:
                 self._changed.notify_all()
             return await self._watch(request)
         match request.method:
-            case "GET" if "fieldSelector" in request.query:
-                name = request.query["fieldSelector"].removeprefix("metadata.name=")
-                named = self.objects.get(f"{path}/{name}")
-                version = {"resourceVersion": str(self._version)}
-                return web.json_response({"metadata": version, "items": [named] if named else []})
-            case "GET" if {"limit", "labelSelector"} & request.query.keys():
+            case "GET" if {"limit", "labelSelector", "fieldSelector"} & request.query.keys():
                 selector = request.query.get("labelSelector", "")
-                items = [
-                    held
-                    for held in self.objects.values()
-                    if _listed(path, held, self) and _selected(selector, held)
-                ]
+                asked = [held for held in self.objects.values() if self._is_asked(request, held)]
+                items = [held for held in asked if _selected(selector, held)]
                 version = {"resourceVersion": str(self._version)}
                 return web.json_response({"metadata": version, "items": items})
             case "GET" if path in self.objects:
@@ -239,40 +231,17 @@ class FakeApi:
         return _status(404, f"there is no {path}")
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
-        if "fieldSelector" not in request.query:
-            return await self._watch_all(request)
-        name = request.query["fieldSelector"].removeprefix("metadata.name=")
-        path, seen = f"{request.path}/{name}", int(request.query["resourceVersion"])
-        response = web.StreamResponse()
-        await response.prepare(request)
-
-        def newer() -> bool:
-            held = self.objects.get(path)
-            return held is not None and int(held["metadata"]["resourceVersion"]) > seen
-
-        while True:
-            async with self._changed:
-                await self._changed.wait_for(newer)
-                held = self.objects[path]
-            seen = int(held["metadata"]["resourceVersion"])
-            await response.write(json.dumps({"type": "MODIFIED", "object": held}).encode() + b"\n")
-
-    async def _watch_all(self, request: web.Request) -> web.StreamResponse:
-        """Every change below a collection, of all namespaces where the path names none."""
+        """Every change of what is asked for, of all namespaces where the path names none."""
         seen = int(request.query["resourceVersion"])
         response = web.StreamResponse()
         await response.prepare(request)
 
         def news() -> list[tuple[int, str, dict[str, Any]]]:
-            held = [("MODIFIED", one) for one in self.objects.values()]
-            gone = [("DELETED", one) for _, one in self._removed]
-            dated = (
-                (int(one["metadata"]["resourceVersion"]), kind, one) for kind, one in held + gone
-            )
-            return sorted(
-                (one for one in dated if one[0] > seen and _listed(request.path, one[2], self)),
-                key=lambda one: one[0],
-            )
+            changes = [("MODIFIED", one) for one in self.objects.values()]
+            changes += [("DELETED", one) for _, one in self._removed]
+            dated = [(int(one["metadata"]["resourceVersion"]), kind, one) for kind, one in changes]
+            found = [one for one in dated if one[0] > seen and self._is_asked(request, one[2])]
+            return sorted(found, key=lambda one: one[0])
 
         while not self.away:
             async with self._changed:
@@ -283,6 +252,16 @@ class FakeApi:
                 await response.write(json.dumps({"type": kind, "object": held}).encode() + b"\n")
         return response
 
+    def _is_asked(self, request: web.Request, held: dict[str, Any]) -> bool:
+        """Whether a list or a watch has this object: by its collection, and by its name."""
+        named = request.query.get("fieldSelector", "").removeprefix("metadata.name=")
+        above, _, plural = request.path.rpartition("/")
+        there = (*self.objects.items(), *self._removed)
+        paths = [path.split("/") for path, one in there if one is held]
+        return named in ("", held["metadata"]["name"]) and any(
+            path[-2] == plural and "/".join(path).startswith(above) for path in paths
+        )
+
 
 def make_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each call of a ``ClusterApi`` have ``CALL_S``, whatever its caller allows."""
@@ -292,14 +271,6 @@ def make_patient(monkeypatch: pytest.MonkeyPatch) -> None:
         return await call(self, *request, **{**options, "timeout_s": CALL_S})
 
     monkeypatch.setattr(ClusterApi, "_call", patient)
-
-
-def _listed(collection: str, held: dict[str, Any], api: FakeApi) -> bool:
-    """Whether an object is of a collection: by the path that it was put at."""
-    above, _, plural = collection.rpartition("/")
-    paths = [path for path, one in api.objects.items() if one is held]
-    paths += [path for path, one in api._removed if one is held]
-    return any(path.split("/")[-2] == plural and path.startswith(above) for path in paths)
 
 
 def _selected(selector: str, held: dict[str, Any]) -> bool:

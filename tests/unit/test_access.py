@@ -314,6 +314,11 @@ def fresh_certificate(access: Access) -> tuple[bytes, bytes]:
     return cert.read_bytes(), key.read_bytes()
 
 
+def rotate(access: Access) -> None:
+    for path, content in zip((access.cert, access.key), fresh_certificate(access), strict=True):
+        write(Path(path), content)
+
+
 async def test_files_are_looked_at_more_often_while_there_is_no_connection(
     files: Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,9 +326,7 @@ async def test_files_are_looked_at_more_often_while_there_is_no_connection(
     monkeypatch.setattr(credentials, "LOOK_S", 3600.0)
     seen = CertificateFiles(files)
     await seen.look(urgent=False, timeout_s=DEADLINE_S)
-    fresh = await asyncio.to_thread(fresh_certificate, files)
-    await asyncio.to_thread(write, Path(files.cert), fresh[0])
-    await asyncio.to_thread(write, Path(files.key), fresh[1])
+    await asyncio.to_thread(rotate, files)
     await seen.look(urgent=False, timeout_s=DEADLINE_S)
     assert seen.version == 1
     await seen.look(urgent=True, timeout_s=DEADLINE_S)

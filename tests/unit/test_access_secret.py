@@ -7,7 +7,8 @@ import asyncio
 import base64
 import itertools
 import logging
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -84,21 +85,24 @@ def test_a_secret_that_somebody_has_changed_is_mended(
     assert decided(annotations, data) == (kind, USER)
 
 
-class OneFails:
-    """An executor with a defect that one job's Secret brings out.
+class Failing:
+    """An executor; a look at the one job fails each time, with the next of ``errors``.
 
-    ``fault``: what is wrong with the controller's own certificate at the first look.
+    ``fault``: what is wrong with the controller's own certificate at the first look at all jobs.
     """
 
-    def __init__(self, fault: Exception | None = None) -> None:
-        self.done: list[JobName] = []
+    def __init__(self, errors: Iterable[Exception], fault: Exception | None = None) -> None:
+        self.errors = iter(errors)
         self.fault = fault
+        self.done: list[JobName] = []
+        self.tried_s: list[float] = []
 
     async def bring_in_line(self, job: JobName) -> datetime | None:
         await asyncio.sleep(0)
         self.done.append(job)
         if job == JOB:
-            raise OverflowError("date value out of range")
+            self.tried_s.append(asyncio.get_running_loop().time())
+            raise next(self.errors)
         return None
 
     async def jobs(self) -> frozenset[JobName]:
@@ -107,17 +111,28 @@ class OneFails:
             raise fault
         return frozenset({JOB, OTHER})
 
+    @property
+    def waited_s(self) -> list[int]:
+        return [round(b - a) for a, b in itertools.pairwise(self.tried_s)]
 
-async def test_a_defect_that_one_job_brings_out_leaves_the_others_their_access() -> None:
-    executor: Any = OneFails(ConfigError("the certificate and the key are no pair"))
+
+@asynccontextmanager
+async def reconciling(executor: Failing, seconds: float) -> AsyncIterator[AccessReconciler]:
+    """Let a reconciler work for some time; it is at work in the block, too."""
+    given: Any = executor
     pods = JobsWithPods(None)  # type: ignore[arg-type]
     pods.known.set()
-    reconciler = asyncio.create_task(AccessReconciler(executor, pods, lambda: NOW).run())
-    await asyncio.sleep(150)
-    assert not reconciler.done()
-    assert executor.done == [JOB, OTHER, JOB, OTHER]
-    reconciler.cancel()
-    await asyncio.wait((reconciler,))
+    reconciler = AccessReconciler(given, pods, lambda: NOW)
+    async with beside(reconciler.run()):
+        await asyncio.sleep(seconds)
+        yield reconciler
+
+
+async def test_a_defect_that_one_job_brings_out_leaves_the_others_their_access() -> None:
+    fault = ConfigError("the certificate and the key are no pair")
+    executor = Failing(itertools.repeat(OverflowError("date value out of range")), fault)
+    async with reconciling(executor, 150):
+        assert executor.done == [JOB, OTHER, JOB, OTHER]
 
 
 class FailsFirst:
@@ -136,43 +151,18 @@ class FailsFirst:
 async def test_a_defect_of_the_stores_keeping_does_not_take_the_webhook_along() -> None:
     keeper: Any = FailsFirst()
     api: Any = None
-    running = asyncio.create_task(StoreAccess(keeper, POLICY, api, "ours").run(give=False))
-    await asyncio.sleep(100)
-    assert (keeper.runs, running.done()) == (2, False)
-    running.cancel()
-    await asyncio.wait((running,))
-
-
-class Refusing:
-    """What one job's Secret brings out, each time that it is looked at; the other's is well."""
-
-    def __init__(self, errors: Iterable[Exception]) -> None:
-        self.errors = iter(errors)
-        self.tried_s: list[float] = []
-
-    async def bring_in_line(self, job: JobName) -> datetime | None:
-        if job == JOB:
-            self.tried_s.append(asyncio.get_running_loop().time())
-            raise next(self.errors)
-        return None
-
-    async def jobs(self) -> frozenset[JobName]:
-        return frozenset({JOB, OTHER})
+    async with beside(StoreAccess(keeper, POLICY, api, "ours").run(give=False)) as (running,):
+        await asyncio.sleep(100)
+        assert (keeper.runs, running.done()) == (2, False)
 
 
 async def test_what_is_refused_is_tried_again_the_later_and_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "controller")
-    refused = ClusterRefused("the API server refused it", 422)
-    executor: Any = Refusing(itertools.repeat(refused))
-    pods = JobsWithPods(None)  # type: ignore[arg-type]
-    pods.known.set()
-    reconciler = AccessReconciler(executor, pods, lambda: NOW)
-    async with beside(reconciler.run()):
-        await asyncio.sleep(400)
-        waited_s = [b - a for a, b in itertools.pairwise(executor.tried_s)]
-        assert [round(wait_s) for wait_s in waited_s] == [5, 10, 20, 40, 60, 60, 60, 60, 60]
+    executor = Failing(itertools.repeat(ClusterRefused("the API server refused it", 422)))
+    async with reconciling(executor, 400) as reconciler:
+        assert executor.waited_s == [5, 10, 20, 40, 60, 60, 60, 60, 60]
         # Its pods come: somebody may have done something.
         tried = len(executor.tried_s)
         reconciler.stir(JOB)
@@ -188,13 +178,9 @@ async def test_a_defect_after_the_store_was_away_is_looked_at_now_and_then(
 ) -> None:
     caplog.set_level(logging.INFO, "controller")
     away, defect = ClusterUnavailable("the API server is away"), ValueError("a defect")
-    executor: Any = Refusing([away, *[defect] * 100])
-    pods = JobsWithPods(None)  # type: ignore[arg-type]
-    pods.known.set()
-    async with beside(AccessReconciler(executor, pods, lambda: NOW).run()):
-        await asyncio.sleep(400)
-    waited_s = [b - a for a, b in itertools.pairwise(executor.tried_s)]
-    assert [round(wait_s) for wait_s in waited_s] == [5, 60, 60, 60, 60, 60, 60]
+    executor = Failing([away, *[defect] * 100])
+    async with reconciling(executor, 400):
+        assert executor.waited_s == [5, 60, 60, 60, 60, 60, 60]
     told = [one.event for one in caplog.records]  # type: ignore[attr-defined]
     assert told == ["access_not_given"] + ["defect"] * 7
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from launcher_shim.c10d.rounds.decision import (
-    FREE_STARTS,
     LONGEST_S,
     back_off,
     decide,
@@ -205,7 +204,3 @@ def test_a_failure_counts_if_it_is_its_own_and_in_the_row(
     members = run_membership(snapshot, listed, "digits", OPEN, failures=fails("a", **changes))
     assert (set(members.failed), members.job_revision) == ({"a"} if counts else set(), 7)
     assert run_membership(snapshot, listed, "digits", Round(9)).failed == {}
-
-
-def test_three_tries_are_free() -> None:
-    assert FREE_STARTS == 3

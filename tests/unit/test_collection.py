@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from controller.access.secret import JobsWithPods
 from controller.cluster import events as cluster_events
 from controller.cluster.collection import AGAIN_FIRST_S, Collection
 from controller.cluster.events import Events
@@ -23,26 +22,52 @@ from tests.support.clocks.virtual import now
 pytestmark = pytest.mark.virtual
 
 
-class Breaking:
-    """One node that is cordoned after a report; each watch breaks off after all that there is."""
+Reports = AsyncIterator[dict[str, Any]]
 
-    def __init__(self) -> None:
+
+class Watched:
+    """A list of one node of version 1; each watch yields what ``after`` does after a version."""
+
+    def __init__(self, after: Callable[[int], Reports]) -> None:
+        self._after = after
         self.asked: list[str] = []
+        self.asked_s: list[float] = []
 
     async def get(self, path: str, *, accept: str) -> dict[str, Any]:
-        return {"metadata": {"resourceVersion": "1"}, "items": [node("1", cordoned=False)]}
+        return {"metadata": {"resourceVersion": "1"}, "items": [node(1)["object"]]}
 
-    async def watch(self, path: str, version: str, *, accept: str) -> AsyncIterator[dict[str, Any]]:
+    async def watch(self, path: str, version: str, *, accept: str) -> Reports:
         self.asked.append(version)
-        for number, cordoned in ((2, False), (3, True), (4, True)):
-            if number > int(version):
-                yield {"type": "MODIFIED", "object": node(str(number), cordoned=cordoned)}
-                await asyncio.sleep(1)
-        raise ClusterUnavailable("the watch broke off")
+        self.asked_s.append(now())
+        async for report in self._after(int(version)):
+            yield report
 
 
-def node(version: str, *, cordoned: bool) -> dict[str, Any]:
-    return {"metadata": {"uid": "n", "resourceVersion": version}, "cordoned": cordoned}
+def node(version: int, *, cordoned: bool = False) -> dict[str, Any]:
+    metadata = {"uid": "n", "resourceVersion": str(version)}
+    return {"type": "MODIFIED", "object": {"metadata": metadata, "cordoned": cordoned}}
+
+
+async def breaks_off(version: int) -> Reports:
+    """It is cordoned after a report; the watch breaks off after all that there is."""
+    for report in (node(2), node(3, cordoned=True), node(4, cordoned=True)):
+        if int(report["object"]["metadata"]["resourceVersion"]) > version:
+            yield report
+            await asyncio.sleep(1)
+    raise ClusterUnavailable("the watch broke off")
+
+
+async def lives_for_100_s(version: int) -> Reports:
+    yield node(version + 1)
+    await asyncio.sleep(100)
+    raise ClusterUnavailable("the watch broke off")
+
+
+async def ends_at_once(version: int) -> Reports:
+    """As while an API server makes its cache anew."""
+    nothing: list[dict[str, Any]] = []
+    for report in nothing:
+        yield report
 
 
 async def test_an_object_that_brings_out_a_defect_is_left_out_and_told_once_while_it_does(
@@ -54,7 +79,7 @@ async def test_an_object_that_brings_out_a_defect_is_left_out_and_told_once_whil
             raise AttributeError("a defect")
         return version
 
-    api: Any = Breaking()
+    api: Any = Watched(breaks_off)
     nodes = Collection(api, "/api/v1/nodes", reduced)
     async with nodes.following():
         await nodes.changed_after(1)
@@ -66,7 +91,7 @@ async def test_an_object_that_brings_out_a_defect_is_left_out_and_told_once_whil
 
 
 async def test_a_watch_that_breaks_off_shows_no_former_state_and_only_changes_are_news() -> None:
-    api: Any = Breaking()
+    api: Any = Watched(breaks_off)
     nodes = Collection(api, "/api/v1/nodes", lambda one: bool(one["cordoned"]))
     shown: list[bool] = []
     async with nodes.following():
@@ -80,69 +105,23 @@ async def test_a_watch_that_breaks_off_shows_no_former_state_and_only_changes_ar
     assert set(api.asked[1:]) == {"4"}
 
 
-class Outages:
-    """One node; each watch yields an event, lives for 100 s, and breaks off."""
-
-    def __init__(self) -> None:
-        self.watched_s: list[float] = []
-
-    async def get(self, path: str, *, accept: str) -> dict[str, Any]:
-        return {"metadata": {"resourceVersion": "1"}, "items": [node("1", cordoned=False)]}
-
-    async def watch(self, path: str, version: str, *, accept: str) -> AsyncIterator[dict[str, Any]]:
-        self.watched_s.append(now())
-        yield {"type": "MODIFIED", "object": node(str(int(version) + 1), cordoned=False)}
-        await asyncio.sleep(100)
-        raise ClusterUnavailable("the watch broke off")
-
-
 async def test_a_watch_that_has_worked_is_retried_soon_and_its_next_outage_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    api: Any = Outages()
+    api: Any = Watched(lives_for_100_s)
     async with Collection(api, "/api/v1/nodes", lambda one: one).following():
         await asyncio.sleep(8 * (100 + AGAIN_FIRST_S) + 1)
-    gaps_s = [later - before - 100 for before, later in pairwise(api.watched_s)]
+    gaps_s = [later - before - 100 for before, later in pairwise(api.asked_s)]
     assert gaps_s == pytest.approx([AGAIN_FIRST_S] * 8)
     told = [getattr(one, "event", "") for one in caplog.records]
     assert told.count("cluster_unavailable") == 8
 
 
-class Ending:
-    """A pod; the API server ends every watch at once, as while it makes its cache anew."""
-
-    def __init__(self) -> None:
-        self.watches = 0
-
-    async def get(self, path: str, *, accept: str = "") -> dict[str, Any]:
-        return {"metadata": {"resourceVersion": "1"}, "items": []}
-
-    async def watch(
-        self, path: str, version: str, *, accept: str = ""
-    ) -> AsyncIterator[dict[str, Any]]:
-        self.watches += 1
-        nothing: list[dict[str, Any]] = []
-        for event in nothing:
-            yield event
-
-
-@pytest.mark.parametrize(
-    "follow",
-    [
-        lambda api: Collection(api, "/api/v1/nodes", lambda one: one)._follow(),
-        lambda api: JobsWithPods(api).run(),
-    ],
-    ids=["collection", "pods of jobs"],
-)
-async def test_watches_that_end_at_once_are_asked_for_once_a_second(
-    follow: Callable[[Any], Coroutine[None, None, None]],
-) -> None:
-    api = Ending()
-    following = asyncio.create_task(follow(api))
-    await asyncio.sleep(10)
-    following.cancel()
-    await asyncio.wait((following,))
-    assert 5 <= api.watches <= 11
+async def test_watches_that_end_at_once_are_asked_for_once_a_second() -> None:
+    api: Any = Watched(ends_at_once)
+    async with Collection(api, "/api/v1/nodes", lambda one: one).following():
+        await asyncio.sleep(10)
+    assert 5 <= len(api.asked) <= 11
 
 
 class Creating:
@@ -174,22 +153,38 @@ def told(api: Creating) -> Events:
     return Events(given, asyncio.get_running_loop().time)
 
 
-async def test_what_no_utf_8_can_say_is_told_as_well() -> None:
-    api = Creating()
-    events = told(api)
-    events.say(pod("a"), "Draining", "because \ud800 of it")
-    await events.write()
-    assert api.made == ["a"]
+NO_UTF_8 = "\ud800"
 
 
-async def test_a_place_that_no_utf_8_can_say_ends_nothing() -> None:
-    """The webhook is told of it by whoever reaches its port."""
+@pytest.mark.parametrize(
+    ("about", "message", "namespace", "name"),
+    [
+        ({}, f"because {NO_UTF_8} of it", "team", "a."),
+        ({"namespace": NO_UTF_8}, "for a reason", "%3F", "a."),
+        ({"name": NO_UTF_8}, "for a reason", "team", "%3F."),
+        (
+            {"namespace": "kube-system/secrets?x=", "name": "../../secrets/x?y="},
+            "for a reason",
+            "kube-system%2Fsecrets%3Fx%3D",
+            "..%2F..%2Fsecrets%2Fx%3Fy%3D.",
+        ),
+    ],
+    ids=["message", "namespace", "name", "other places"],
+)
+async def test_whatever_a_pod_names_as_its_maker_is_told_below_events(
+    about: dict[str, Any], message: str, namespace: str, name: str
+) -> None:
+    """Anybody in the cluster may ask the webhook, and name any namespace and object."""
     api = Creating()
     events = told(api)
-    events.say({**pod("a"), "namespace": "\ud800"}, "NotInjected", "for a reason")
-    events.say({**pod("\ud800"), "uid": "other"}, "NotInjected", "for a reason")
-    await events.write()
-    assert api.paths == ["/api/v1/namespaces/%3F/events", "/api/v1/namespaces/team/events"]
+    for revision, said in enumerate((message, "again"), 1):
+        events.say({**pod("a"), **about}, "NotInjected", said, revision=revision)
+        await events.write()
+        await asyncio.sleep(60)
+    made, merged = api.paths
+    assert made == f"/api/v1/namespaces/{namespace}/events"
+    assert merged.startswith(f"{made}/{name}")
+    assert not {"/", "?"} & {*merged.removeprefix(f"{made}/")}
 
 
 async def test_an_event_that_is_forgotten_before_its_turn_leaves_the_others_theirs(
@@ -207,19 +202,6 @@ async def test_an_event_that_is_forgotten_before_its_turn_leaves_the_others_thei
     await writing
     await events.write()
     assert api.made == ["a", "c", "d", "e"]
-
-
-async def test_whatever_a_pod_names_as_its_maker_is_told_below_events() -> None:
-    """Anybody in the cluster may ask the webhook, and name any namespace and object."""
-    api = Creating()
-    events = told(api)
-    about = {**pod("../../secrets/x?y="), "namespace": "kube-system/secrets?x="}
-    for message in ("first", "second"):
-        events.say(about, "NotInjected", message, revision=len(message))
-        await events.write()
-        await asyncio.sleep(60)
-    assert [path.count("/") for path in api.paths] == [5, 6]
-    assert not any("?" in path for path in api.paths)
 
 
 class There(Creating):
@@ -263,12 +245,9 @@ class Api:
         return self.jobs[path.rpartition("/")[2]]
 
 
-def test_the_newest_of_the_week_counts() -> None:
+def test_the_newest_backup_counts() -> None:
     jobs = [cron_job(), cron_job("1970-01-02T00:00:00Z"), cron_job("1970-01-03T00:00:00Z")]
     assert newest_success(jobs) == 2 * 86_400
-
-
-def test_no_backup_at_all_is_of_long_ago() -> None:
     assert newest_success([cron_job(), {}]) == 0
 
 

@@ -6,18 +6,16 @@ from __future__ import annotations
 import asyncio
 import math
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from controller import notices, owner_reconciler
+from controller import notices
 from controller.jobs import Jobs
 from controller.notice_executor import NoticeExecutor
 from controller.notices import NodeSeen, NoticePolicy
 from controller.owner_kinds import Scale, desired_nodes, is_autoscaled, replicas_of, steady_s
-from controller.owner_reconciler import UnplacedWriter
-from controller.owners import EVERY_S, Owners, PodSeen, due_s, pod_seen
+from controller.owners import EVERY_S, PodSeen, due_s
 from injection.kinds import KINDS
 from rdzv.keys import ROOT, JobKeys
 from rdzv.records.drain import LastCommit
@@ -161,28 +159,6 @@ def test_an_owner_is_written_at_only_now_and_then() -> None:
     assert due_s(100.0, {"a": "2"}, {"a": "1"}, 90.0) == EVERY_S - 10.0
 
 
-async def test_of_a_large_owner_only_what_is_used_is_kept() -> None:
-    metadata = {"uid": "of-d", "annotations": {"muster.dev/members-there": "2", "x": "y" * 100_000}}
-    template = {"spec": {"containers": [{"name": "train", "args": ["z" * 100_000]}]}}
-    found = {"metadata": metadata, "spec": {"replicas": 3, "template": template}}
-    made_by = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "d", "uid": "of-d"}
-    shown = {"uid": "u", "name": "d-0", "namespace": "n", "labels": {"muster.dev/job": "job"}}
-    pod = {"metadata": {**shown, "ownerReferences": [{**made_by, "controller": True}]}, "spec": {}}
-
-    class Api:
-        async def get(self, path: str, timeout_s: float) -> dict[str, Any]:
-            return found
-
-    pods: Any = SimpleNamespace(items={"u": pod_seen(pod)})
-    members = {"d-0": member("d-0", uid="u")}
-    job: Any = SimpleNamespace(keys=JobKeys("n", "job"), snapshot=SimpleNamespace(members=members))
-    api: Any = Api()
-    owner = await Owners(api, pods, lambda: 0.0).of(job)
-    assert owner is not None
-    assert (owner.replicas, owner.annotations) == (3, {"muster.dev/members-there": "2"})
-    assert len(repr(owner)) < 1000
-
-
 pytestmark = pytest.mark.virtual
 
 ONE, OTHER = JobKeys("team", "one"), JobKeys("team", "other")
@@ -261,34 +237,3 @@ async def test_a_change_of_a_job_decides_on_no_other_and_a_change_of_a_node_on_a
             await nodes.show(n=NodeSeen("n", cordoned=True))
             await asyncio.sleep(100)
             assert {*decided} == {ONE, OTHER}
-
-
-async def test_pods_are_counted_again_only_when_they_change(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    counted: list[int] = []
-    real = owner_reconciler.unplaced
-
-    def noted(pods: Any) -> Any:
-        counted.append(1)
-        return real(pods)
-
-    monkeypatch.setattr(owner_reconciler, "unplaced", noted)
-    store = MemoryStore()
-    await put(store, ONE)
-    pods: Any = Shown()
-    waits = PodSeen("u", "team", "b", "", None, None, job="one", unplaced=True)
-    async with (
-        Jobs(store, now, Random(1)).following() as jobs,
-        beside(UnplacedWriter(jobs, pods).run()),
-    ):
-        await asyncio.sleep(100)
-        await store.txn([], [Put(ONE.last_commit, LastCommit(5, 1, 1).to_json())])
-        await asyncio.sleep(100)
-        assert len(counted) == 1
-        await pods.show(u=waits)
-        await asyncio.sleep(100)
-        state = jobs.state(ONE)
-        assert state is not None
-        assert state.snapshot.job is not None
-        assert state.snapshot.job.unplaced == 1

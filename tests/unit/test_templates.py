@@ -248,13 +248,6 @@ def test_with_each_failure_the_pause_doubles_until_it_is_a_lease_time(
     assert min(2 * before_s, longest_s) == after_s
 
 
-@given(ttls_s, seeds, seeds)
-def test_two_members_hardly_ever_wait_for_the_same_time(ttl_s: float, one: int, two: int) -> None:
-    pacing = Pacing(ttl_s, failures=5)
-    same = pacing.pause_s(Random(one)) == pacing.pause_s(Random(two))
-    assert same == (Random(one).random() == Random(two).random())
-
-
 @given(ttls_s, counts, st.floats(0, 1e9), seeds)
 def test_failures_are_forgotten_with_the_first_success(
     ttl_s: float, failures: int, now_s: float, seed: int

@@ -7,19 +7,21 @@ import asyncio
 import os
 import secrets
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
 
-from rdzv.keys import JobKeys
-from rdzv.store import Store
+from rdzv.errors import StoreRefused
+from rdzv.keys import ROOT, JobKeys
+from rdzv.store import Compare, Delete, Put, Range, Store
 from rdzv.store.access import Access
 from rdzv.store.etcd.admin import JobRole
 from rdzv.store.etcd.client import open_store
 from tests.support.store.certificates import write
 from tests.support.store.etcd_cluster import EtcdCluster
 from tests.support.store.patient_store import PatientEtcdStore, PatientRights
+from tests.support.waiting import DEADLINE_S
 
 ROOT_PASSWORD = "root-password"
 TOKEN_TTL_S = 5
@@ -85,6 +87,28 @@ async def opened(access: Access, *, patiently: bool = False) -> AsyncIterator[St
         yield store
     finally:
         await store.close()
+
+
+async def cannot_touch(store: Store, keys: JobKeys, own: JobKeys) -> None:
+    """Try every way to read or write another job, or what lies above both; all are refused."""
+    touches: list[Awaitable[object]] = [
+        store.range(keys.job),
+        store.txn([], [Put(keys.job, b"mine")]),
+        store.txn([Compare(own.job, "version", ">", -1)], [], [Put(keys.job, b"mine")]),
+        store.txn([], [Delete(keys.job)]),
+        store.txn([Compare(keys.job, "version", ">", 0)], [Range(own.job)]),
+        store.txn([Compare(keys.prefix, "version", ">", 0, prefix=True)], []),
+        store.txn([], [Range(keys.prefix, prefix=True)]),
+    ]
+    for prefix in (keys.prefix, own.prefix[:-1], f"{ROOT}{own.namespace}/", ROOT, "/", "a"):
+        touches += [
+            store.range(prefix, prefix=True),
+            store.txn([], [Delete(prefix, prefix=True)]),
+            anext(store.watch(prefix, 1)),
+        ]
+    for touch in touches:
+        with pytest.raises(StoreRefused, match="permission denied"):
+            await asyncio.wait_for(touch, DEADLINE_S)
 
 
 def shell(cluster: EtcdCluster, script: str) -> str:
