@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,32 +13,20 @@ from injection.injection import Request, inject
 from tests.support.injection.corpus import CORPUS
 from tests.support.injection.injecting import (
     FLAGS,
-    injected,
+    ON_LAUNCHES,
     manifest,
+    of_sentences,
     refused,
-    sidecars,
-    variables,
+    told,
 )
 
-PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
-ON_LAUNCHES = (
-    *("OVERRIDDEN", "NNODES", "FIXED", "WINS", "HIDDEN", "ADDRESS_WINS", "HALVES", "KEPT", "APART"),
-    *("ONE_PROCESS", "BY_DEEPSPEED", "FOREIGN", "IN_MPI", "NO_LAUNCHER", "NO_CENTRAL"),
-)
-SENTENCES = {
-    name: text
-    for name, text in vars(cautions).items()
-    if name in ON_LAUNCHES and isinstance(text, str) and "{name}" in text
-}
 NO_SIZE: dict[str, str | None] = {"min_nodes": None, "max_nodes": None}
 STATIC = "--nnodes=2:4 --node_rank=$RANK --master_addr=$HOST --master-port 29500 t.py"
 
 
 def about(text: str, /, **flags: str | None) -> list[str]:
     """The remarks on launch lines, each with its level."""
-    patterns = [re.compile(re.sub(r"\\{\w+\\}", ".+", re.escape(t))) for t in SENTENCES.values()]
-    notes = [(note.level, note.partition(": ")[2]) for note in injected(text, **flags).notes]
-    return [f"{level}: {s}" for level, s in notes if any(p.fullmatch(s) for p in patterns)]
+    return [f"{note.level}: {note}" for note in of_sentences(text, ON_LAUNCHES, **flags)]
 
 
 def overridden(options: str, launcher: str = "torchrun") -> str:
@@ -220,8 +206,8 @@ def test_deepspeed_in_an_mpijob_gets_no_host_list_and_no_word_of_one() -> None:
 
 
 def sized(text: str, /, **flags: str | None) -> tuple[str, str]:
-    told = variables(sidecars(injected(text, **flags).text)[0])
-    return told["MUSTER_MIN"], told["MUSTER_MAX"]
+    said = told(text, **flags)
+    return said["MUSTER_MIN"], said["MUSTER_MAX"]
 
 
 LEAST, MOST = {"name": "LEAST", "value": "1"}, {"name": "N", "value": "6"}
@@ -271,9 +257,3 @@ def test_a_megabyte_of_words_is_searched_in_bounds() -> None:
     found = launches.found_launches({"command": words, "args": ["torchrun " * 100_000]})
     assert len(found) == launches.LAUNCHERS_MOST
     assert all(len(one.words) <= launches.OPTIONS_MOST for one in found)
-
-
-def test_the_page_has_every_sentence() -> None:
-    page = " ".join(PAGE.read_text().split())
-    for sentence in SENTENCES.values():
-        assert re.sub(r"{(\w+)}", lambda found: found[1].upper(), sentence) in page

@@ -84,6 +84,8 @@ def test_a_refusal_of_all_namespaces_says_so() -> None:
         ("torchrun train.py --save-steps 100", None),
         ("torchrun train.py --max-steps $STEPS", None),
         ("torchrun train.py --max-steps -1", None),
+        ("torchrun train.py --max-steps " + "9" * 5000, None),
+        ("torchrun train.py --max-steps=\u0664\u0662", None),
     ],
 )
 def test_the_last_step_is_read_from_the_launch_line(line: str, steps: int | None) -> None:
@@ -206,7 +208,7 @@ def pod(**status: Any) -> dict[str, Any]:
         "spec": {
             "nodeName": "node-a",
             "initContainers": [{"name": "muster", "env": []}],
-            "containers": [{"name": "trainer"}],
+            "containers": [{"name": "trainer", "args": ["--max-steps=9"]}],
         },
         "status": status,
     }
@@ -226,7 +228,7 @@ def test_a_pod_that_trains() -> None:
     )
     assert (found.ready, found.sidecar_runs, found.spot) == (True, True, True)
     assert (found.sidecar, found.containers, found.why_pending) == ("muster", ("trainer",), "")
-    assert found.maker == ("StatefulSet", "digits")
+    assert (found.maker, found.steps) == (("StatefulSet", "digits"), 9)
     assert found.owner is not None
     assert found.created_unix_s == 1767225600.0
 
@@ -275,20 +277,6 @@ def test_a_pod_that_runs_says_which_container_does_not() -> None:
     found = job_pod(pod(phase="Running", containerStatuses=containers))
     assert found.why_pending == "CrashLoopBackOff: back-off 40s"
     assert job_pod(pod(phase="Running")).why_pending == ""
-
-
-@pytest.mark.parametrize(
-    ("words", "steps"),
-    [
-        ("--max-steps=1_000", 1000),
-        ("--max-steps " + "9" * 5000, None),
-        ("--max-steps=\u0664\u0662", None),
-    ],
-)
-def test_a_launch_line_names_its_last_step(words: str, steps: int | None) -> None:
-    found = pod()
-    found["spec"]["containers"][0]["args"] = words.split()
-    assert job_pod(found).steps == steps
 
 
 def node_pod(name: str, node: str, *, runs: bool = True, phase: str = "Running") -> JobPod:
