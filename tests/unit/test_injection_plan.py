@@ -395,17 +395,38 @@ def test_resources_that_hands_give_the_pod_or_its_sidecar(
     assert sidecars(text)[0].get("resources") == left
 
 
-@pytest.mark.parametrize("by_hand", [{"requests": {"memory": "64Mi"}}, {"limits": {"memory": 1}}])
-def test_what_hands_give_a_sidecar_is_not_to_become_the_pods(by_hand: Any) -> None:
-    """Without a request of its own a pod requests what its containers do, not what it may use."""
-    asks = {"limits": ONE, "requests": {"cpu": "1"}}
-    text = injected(manifest(pod={"resources": asks})).text
+ASKS = manifest(pod={"resources": {"limits": ONE, "requests": {"cpu": "1"}}})
+OF_SIDECAR = "spec.template.spec.initContainers[muster].resources"
+# Without a request of its own a pod requests what its containers do, not what it may use.
+BECOMES_THE_PODS = (
+    f"{OF_SIDECAR} asks for memory, and spec.template.spec.resources.requests does not: give a"
+    " request there, or remove it here"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "by_hand", "said"),
+    [
+        (ASKS, {"requests": {"memory": "64Mi"}}, BECOMES_THE_PODS),
+        (ASKS, {"limits": {"memory": 1}}, BECOMES_THE_PODS),
+        (
+            manifest(),
+            {"limits": {"nvidia.com/gpu": 1}},
+            f"{OF_SIDECAR} asks for nvidia.com/gpu, which the sidecar would take from the training:"
+            " remove it there",
+        ),
+        (
+            manifest(resources={"limits": LIMITS}),
+            {"requests": {"cpu": "1m"}},
+            f"{OF_SIDECAR} would make the pod Burstable, which is Guaranteed without it: remove"
+            " them, and inject chooses",
+        ),
+    ],
+)
+def test_resources_that_a_sidecar_cannot_have(text: str, by_hand: Any, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        again(changed_by_hand(text, {}, {"resources": by_hand}))
-    (line,) = str(caught.value).splitlines()
-    assert "spec.template.spec.initContainers[muster].resources asks for memory" in line
-    assert "spec.template.spec.resources.requests does not" in line
-    assert line.endswith(": give a request there, or remove it here")
+        again(changed_by_hand(injected(text).text, {}, {"resources": by_hand}))
+    assert str(caught.value) == f"Deployment/digits: {said}"
 
 
 def carrying(**by_hand: str) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from rdzv.errors import ConfigError
 from tests.support.injection.corpus import CORPUS
-from tests.support.injection.injecting import POD, again, injected, refused
+from tests.support.injection.injecting import POD, injected, refused
 
 
 def changed(old: str, new: str, text: str = POD) -> str:
@@ -190,36 +189,6 @@ def test_variables_of_an_operator_win_but_over_muster_run(command: str, wrap: st
     (line,) = refused(text, wrap=wrap)
     assert "the training-operator gives container pytorch PET_* variables" in line
     assert "give the container its command" in line
-
-
-GUARANTEED = changed("image: i", "image: i\n          resources: {limits: {cpu: 4, memory: 8Gi}}")
-ALWAYS = "          restartPolicy: Always"
-
-
-@pytest.mark.parametrize(
-    ("text", "old", "new", "parts"),
-    [
-        (
-            POD,
-            ALWAYS,
-            f"{ALWAYS}\n          resources: {{limits: {{nvidia.com/gpu: 1}}}}",
-            ["initContainers[muster].resources asks for nvidia.com/gpu", "remove it there"],
-        ),
-        (
-            GUARANTEED,
-            'requests: {memory: "128Mi", cpu: "500m"}',
-            'requests: {cpu: "1m"}',
-            ["make the pod Burstable, which is Guaranteed without it"],
-        ),
-    ],
-    ids=["accelerator", "class"],
-)
-def test_resources_that_hands_gave_the_sidecar(
-    text: str, old: str, new: str, parts: list[str]
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        again(changed(old, new, injected(text).text))
-    assert all(part in str(caught.value) for part in parts)
 
 
 @pytest.mark.parametrize(
