@@ -124,22 +124,6 @@ _OUR_CONTAINER_FIELDS = [
 _TOKENS = "/var/run/secrets/kubernetes.io/serviceaccount"
 """The path at which an API server mounts something into every container of a pod."""
 
-_WRITTEN = {
-    "name",
-    "image",
-    "restartPolicy",
-    "command",
-    "env",
-    "ports",
-    "startupProbe",
-    "readinessProbe",
-    "lifecycle",
-    "resources",
-    "securityContext",
-    "volumeMounts",
-}
-"""The fields that inject itself writes, always anew."""
-
 
 @dataclass(frozen=True, slots=True)
 class Former:
@@ -223,6 +207,6 @@ class Former:
             and not name.startswith(sidecar.TOPOLOGY_PART)
         ]
         # What a setting gives, too, is not the user's: it wins, and may have been another before.
-        written = _WRITTEN | container.keys()
+        written = {"resources", *container}
         others = {key: value for key, value in self.container.items() if key not in written}
         return {**container, "env": [*container["env"], *env], **others}

@@ -165,8 +165,9 @@ def cautions(
     if want.role is None and not _lasts(pod, container):
         yield warning(NO_STORAGE.format(name=container.get("name")))
     path = f"{template.path}.spec" if template.path else "spec"
-    if want.secret is not None and facts.is_true(pod.get("shareProcessNamespace")):
-        yield warning(SHARED_PROCESSES.format(path=path, secret=want.secret))
+    secret = want.settings.etcd_secret
+    if secret is not None and facts.is_true(pod.get("shareProcessNamespace")):
+        yield warning(SHARED_PROCESSES.format(path=path, secret=secret))
     for other in facts.listed(pod, "containers"):
         if other.get("name") in facts.PROXIES:
             yield warning(LATE_PROXY.format(name=other["name"]))
@@ -285,7 +286,7 @@ def on_launches(
     if want.role is None:
         yield from _on_torch(container, found, _remedy(container, wrapped=wrapped))
         yield from _on_bounds(container, want)
-        if 2 * want.least <= want.most and want.on_cut != "hold":
+        if 2 * want.least <= want.most and want.settings.on_cut != "hold":
             enough = want.most // 2 + 1
             yield Remark(HALVES.format(least=want.least, most=want.most, enough=enough))
 

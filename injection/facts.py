@@ -103,7 +103,7 @@ def accelerators(container: Mapping[str, Any]) -> int:
     """Return the number of accelerators that a container asks for."""
     resources = container.get("resources") or {}
     limits = resources.get("limits") or resources.get("requests") or {}
-    return sum(_count(v) for name, v in limits.items() if _ACCELERATOR.fullmatch(str(name)))
+    return sum(whole_number(v) for name, v in limits.items() if _ACCELERATOR.fullmatch(str(name)))
 
 
 def slots(container: Mapping[str, Any], others: Sequence[str]) -> int:
@@ -111,7 +111,7 @@ def slots(container: Mapping[str, Any], others: Sequence[str]) -> int:
 
     Without such a number it is one per accelerator, at least one.
     """
-    line = _PER_NODE.search(command_line(container))
+    line = _PER_NODE.search(" ".join(words_of(container)))
     variables = {e.get("name"): e.get("value") for e in listed(container, "env")}
     for text in (line and line[1], variables.get(VARIABLES["nproc-per-node"]), *others):
         value = str(text or "").strip("'\"")
@@ -122,10 +122,9 @@ def slots(container: Mapping[str, Any], others: Sequence[str]) -> int:
     return accelerators(container) or 1
 
 
-def command_line(container: Mapping[str, Any]) -> str:
-    """Return a container's command and arguments as one text, for searches only."""
-    words = [*listed(container, "command"), *listed(container, "args")]
-    return " ".join(str(word) for word in words)
+def words_of(container: Mapping[str, Any]) -> list[str]:
+    """Return a container's command and arguments."""
+    return [str(word) for word in (*listed(container, "command"), *listed(container, "args"))]
 
 
 def quantity(text: str) -> Decimal | None:
@@ -154,7 +153,8 @@ def _resource(holder: Mapping[str, Any], which: str, name: str) -> Decimal | str
     return str(value) if number is None else number
 
 
-def _count(value: Any) -> int:
+def whole_number(value: Any) -> int:
+    """Return a value that is a whole number; 0 for any other."""
     text = str(value)
     return int(text) if text.isdecimal() else 0
 

@@ -162,9 +162,7 @@ KINDS: Mapping[tuple[str, str], Kind] = {
     ("apps", "Deployment"): replace(
         _PLAIN,
         plural="deployments",
-        shown=(
-            PodSigns(("apps", "ReplicaSet"), marks=((_TEMPLATE_HASH, ""),), suffix=_TEMPLATE_HASH),
-        ),
+        shown=(_OF_REPLICA_SET,),
         counts=of_replicas("spec", needs_number=True),
         scaled=Scaling(("spec.replicas",), by_scale=True),
     ),

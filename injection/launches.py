@@ -247,8 +247,7 @@ def _launch(launcher: str, line: Sequence[str], index: int) -> FoundLauncher:
 
 def _lines(container: Mapping[str, Any]) -> Sequence[Sequence[str]]:
     """Return a container's command, and each line of shell that may be in it, as words."""
-    words = [*listed(container, "command"), *listed(container, "args")][:WORDS_MOST]
-    return _split(tuple(map(str, words)))
+    return _split(tuple(facts.words_of(container)[:WORDS_MOST]))
 
 
 @lru_cache(maxsize=16)
@@ -342,8 +341,5 @@ def goes_past(container: Mapping[str, Any], ours: str) -> str | None:
 
 def _command_lines(container: Mapping[str, Any]) -> Sequence[Sequence[str]]:
     """Return a container's command, and each line of shell that may be in it, as words."""
-    words = [
-        *map(str, facts.listed(container, "command")),
-        *map(str, facts.listed(container, "args")),
-    ]
+    words = facts.words_of(container)
     return (words, *(words_of(word) for word in words if " " in word.strip()))

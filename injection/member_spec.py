@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from injection import facts
 from injection.kinds import Kind
@@ -34,8 +34,10 @@ _REQUIRED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """The complete specification of a job's member."""
+    """The complete specification of a job's member: its settings, with what its object says."""
 
+    settings: TemplateSettings
+    kind: Kind
     job: str
     """Name of the job; with a ``job_name_label`` what all jobs of the template have in common: the
     name of the object which creates them, or the beginning of their own."""
@@ -43,12 +45,6 @@ class Demand:
     """Kind and group of the object that the job is named after; None if somebody has named it."""
     job_name_label: str | None
     """The pod's label that has the job's name; None if ``job`` is that name."""
-    job_uid_label: str | None
-    """The pod's label that has the UID of the object which lives as long as the job."""
-    index_label: str | None
-    """The pod's label that has its number in the job."""
-    namespace: str | None
-    """Namespace of the job in the store; None for the pod's."""
     least: int
     """The fewest pods that the job can train with. More: a world that lost one may have to wait for
     another."""
@@ -58,41 +54,8 @@ class Demand:
     """Whether the fewest and the most are those of a torchrun's or an accelerate's launch line."""
     policy: Mapping[str, Any]
     """Further values of the job's policy, by name; None for the sidecar's default."""
-    on_cut: str | None
-    """The policy for ranks whose pod has had no lease for long; None for the sidecar's default.
-    ``hold``: no step is trained that another world may train as well, and none for so long."""
-    stuck_after_s: float | None
-    """Time without a step after which ranks are asked for their stacks, in seconds; None for the
-    sidecar's default. Shorter: a rank that hangs is named sooner, and so is one that is slow."""
-    when_stuck: str | None
-    """The policy for a rank that keeps its world from training; None for the sidecar's default."""
-    warm: str | None
-    """Whether workers start warm; None for the sidecar's default."""
-    first_call_s: float | None
-    """Time for which a world waits for a pod whose torchrun has never connected, in seconds; None
-    for the sidecar's default. Longer: fewer worlds while pods come; shorter: the first trains
-    sooner."""
-    last_call_s: float | None
-    """Time for which a world waits for a torchrun that was there before, in seconds; None for the
-    sidecar's default. Longer: such a one is more often in it; shorter: the others train sooner."""
-    endpoints: str
-    """Members of the etcd cluster, separated by commas; with https:// for TLS."""
-    image: str
-    """Image of the sidecar."""
-    pull_policy: str | None
-    """Policy by which the kubelet pulls that image; None for Kubernetes' default."""
-    user: int | Literal["none"]
-    """User and group of the sidecar; ``none`` if the cluster chooses them."""
-    secret: str | None
-    """Secret with the certificates and credentials for etcd, mounted into the sidecar alone; None
-    if etcd needs none."""
-    secret_keys: tuple[str, ...]
-    """Keys that this Secret has."""
     slots: int
     """Worker processes in a pod."""
-    topology: tuple[str, ...]
-    """Topology of the pod's machine, the most general part first; a part in braces is read from
-    the pod. Empty if it is unknown."""
     http_port: int
     """Port of the sidecar's health, readiness and metrics, at the pod's address."""
     relay_port: int
@@ -100,8 +63,6 @@ class Demand:
     on_host_network: bool
     """Whether the pod has its node's network: its ports are then the node's, and two pods of one
     job cannot be on one node."""
-    endless: bool
-    """Whether its containers are restarted however they end."""
     role: Role | None
     """The pod's role beside a central launcher; None without one."""
     tunnel_port: int | None
@@ -129,8 +90,8 @@ def demand(
         name, name_label = workload.prefix.rstrip("-."), kind.name_label
     nodes = None if role is not None else bounds(container)
     fewest, largest = nodes or (-(-(line.least or 0) // slots), (line.most or 0) // slots)
-    least = settings.policy["min_nodes"] or _count(workload.told(kind.least))
-    most = settings.policy["max_nodes"] or _count(workload.told(kind.most))
+    least = settings.policy["min_nodes"] or facts.whole_number(workload.told(kind.least))
+    most = settings.policy["max_nodes"] or facts.whole_number(workload.told(kind.most))
     sized_by_launch = nodes is not None and not (least or most)
     least, most = least or fewest, most or largest
     _refuse_faults(settings, name, least, most)
@@ -138,34 +99,19 @@ def demand(
     place = _host_place(f"{settings.namespace or workload.namespace or 'default'}/{name}")
     port, tunnel_port = HOST_PORTS[place], HOST_TUNNEL_PORTS[place]
     return Demand(
+        settings=settings,
+        kind=kind,
         job=name,
         owner=None if settings.job else f"{workload.kind}.{workload.group}".rstrip("."),
         job_name_label=name_label,
-        job_uid_label=kind.job_uid_label,
-        index_label=kind.index_label,
-        namespace=settings.namespace,
         least=least,
         most=most,
         sized_by_launch=sized_by_launch,
         policy={**settings.policy, "min_nodes": least, "max_nodes": most},
-        on_cut=settings.on_cut,
-        stuck_after_s=settings.stuck_after_s,
-        when_stuck=settings.when_stuck,
-        warm=settings.warm,
-        first_call_s=settings.first_call_s,
-        last_call_s=settings.last_call_s,
-        endpoints=",".join(settings.etcd_endpoints or ()),
-        image=settings.image or "",
-        pull_policy=settings.pull_policy,
-        user=settings.user or "none",
-        secret=settings.etcd_secret,
-        secret_keys=settings.etcd_secret_keys or (),
         slots=slots,
         role=role,
         tunnel_port=None if role is None else tunnel_port if on_host else TUNNEL_PORT,
-        topology=settings.topology or (),
         http_port=settings.http_port or (port if on_host else HTTP_PORT),
-        endless=kind.endless,
         relay_port=settings.relay_port or (port + 1 if on_host else RELAY_PORT),
         on_host_network=on_host,
     )
@@ -205,7 +151,10 @@ def _slots(
     told = [workload.told(path) for path in kind.slots]
     if role is None:
         return facts.slots(container, told)
-    said = next((_count(text) for text in told if _count(text)), None) or line.slots
+    said = (
+        next((facts.whole_number(text) for text in told if facts.whole_number(text)), None)
+        or line.slots
+    )
     return said or (facts.slots(container, []) if role == "worker" else 1)
 
 
@@ -213,7 +162,3 @@ def _host_place(name: str) -> int:
     """Return the index of a job's ports in the ranges of ports on the node's network."""
     digest = hashlib.sha256(name.encode()).digest()
     return int.from_bytes(digest[:8], "big") % len(HOST_PORTS)
-
-
-def _count(text: str) -> int:
-    return int(text) if text.isdecimal() else 0

@@ -40,13 +40,6 @@ def yes_or_no(text: str) -> bool:
     return text == "true"
 
 
-def role(text: str) -> str:
-    """Parse the role of a pod beside a central launcher."""
-    if text not in ("launcher", "worker"):
-        raise ValueError("expected launcher or worker")
-    return text
-
-
 def secret_keys(text: str) -> tuple[str, ...]:
     """Parse keys of a Secret, separated by commas."""
     keys = tuple(key.strip() for key in text.split(","))

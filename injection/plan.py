@@ -340,7 +340,7 @@ def _note_pod(
             f"{path}: no container asks for CPU or memory, so the sidecar does not either: the pod"
             " stays BestEffort, the first to be evicted"
         )
-    if want.endless:
+    if want.kind.endless:
         result.warn(
             f"{path}: its containers are started again also when training has ended well, and then"
             " find the run closed for good: for training that ends, take a Job; to train again,"

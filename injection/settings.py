@@ -7,9 +7,10 @@ A setting stays on the template, as an annotation: another call without flags do
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from agent.config import Config
 from injection import parsers
 from injection.parsers import SECRET_KEYS, TEXT_LENGTH, store_faults
 from rdzv import settings as texts
@@ -24,6 +25,18 @@ ASKS = DOMAIN + "inject"
 """The label by which a pod asks the controller for its sidecar, or a namespace for all its pods."""
 
 _DEFAULT_KEYS = "ca.crt,tls.crt,tls.key"
+
+_SIDECARS = settings_of(Config)
+OWN = ("first_call_s", "last_call_s", "on_cut", "stuck_after_s", "when_stuck", "warm")
+"""The settings that one sidecar goes by, as its user gives them here; the others are the job's, or
+made from the object."""
+
+
+def _of_sidecar(name: str, why: str, otherwise: str | None = None) -> Any:
+    """Make the field of a setting that the sidecar has, too; its own default need not be given."""
+    own = _SIDECARS[name]
+    otherwise = otherwise or own.default_text({})
+    return field(replace(own, default=None, why=why, otherwise=otherwise))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,77 +57,34 @@ class TemplateSettings:
         )
     )
     policy: Mapping[str, Any] = part(JobPolicy, "inject")
-    on_cut: str | None = field(
-        Setting(
-            "--on-cut",
-            texts.one_of("train", "hold"),
-            None,
-            "train|hold",
-            "What ranks do once their pod has had no lease for 60 s: train on, or wait for one.",
-            otherwise="train",
-        )
+    on_cut: str | None = _of_sidecar(
+        "on_cut",
+        "What ranks do once their pod has had no lease for 60 s: train on, or wait for one.",
     )
-    stuck_after_s: float | None = field(
-        Setting(
-            "--stuck-after",
-            texts.duration_s(1, 86_400),
-            None,
-            "TIME",
-            "Time without a step after which ranks are asked for their stacks.",
-            otherwise="30s",
-        )
+    stuck_after_s: float | None = _of_sidecar(
+        "stuck_after_s", "Time without a step after which ranks are asked for their stacks."
     )
-    when_stuck: str | None = field(
-        Setting(
-            "--when-stuck",
-            texts.one_of("tell", "reform"),
-            None,
-            "tell|reform",
-            "What happens to a rank that keeps its world from training: it is named, or also ended,"
-            " so that the world forms again from the last save.",
-            otherwise="tell",
-        )
+    when_stuck: str | None = _of_sidecar(
+        "when_stuck",
+        "What happens to a rank that keeps its world from training: it is named, or also ended,"
+        " so that the world forms again from the last save.",
     )
-    warm: str | None = field(
-        Setting(
-            "--warm",
-            texts.one_of("0", "1"),
-            None,
-            "0|1",
-            "1: workers start without importing torch in each new world.",
-            otherwise="0",
-        )
+    warm: str | None = _of_sidecar(
+        "warm", "1: workers start without importing torch in each new world."
     )
-    below_min: Literal["hold", "commit"] | None = field(
-        Setting(
-            "--below-min",
-            texts.one_of("hold", "commit"),
-            None,
-            "hold|commit",
-            "What a drain does that would leave fewer than min: wait for a replacement until the"
-            " deadline, or let the pod go once all have saved.",
-            otherwise="commit where a replacement comes only once the pod is gone, else hold",
-        )
+    below_min: Literal["hold", "commit"] | None = _of_sidecar(
+        "below_min",
+        "What a drain does that would leave fewer than min: wait for a replacement until the"
+        " deadline, or let the pod go once all have saved.",
+        "commit where a replacement comes only once the pod is gone, else hold",
     )
-    first_call_s: float | None = field(
-        Setting(
-            "--first-call",
-            texts.duration_s(0, 3600),
-            None,
-            "TIME",
-            "How long a world of at least min waits for a pod whose torchrun has never connected.",
-            otherwise="30s",
-        )
+    first_call_s: float | None = _of_sidecar(
+        "first_call_s",
+        "How long a world of at least min waits for a pod whose torchrun has never connected.",
     )
-    last_call_s: float | None = field(
-        Setting(
-            "--last-call",
-            texts.duration_s(0, 600),
-            None,
-            "TIME",
-            "How long a world of at least min waits for a torchrun that was there before.",
-            otherwise="2s",
-        )
+    last_call_s: float | None = _of_sidecar(
+        "last_call_s",
+        "How long a world of at least min waits for a torchrun that was there before.",
     )
     etcd_endpoints: tuple[str, ...] | None = field(
         Setting(
@@ -227,20 +197,13 @@ class TemplateSettings:
             otherwise="none is added",
         )
     )
-    slots: int | None = field(
-        Setting(
-            "--slots",
-            texts.count(1, 1024),
-            None,
-            "N",
-            "Worker processes in a pod.",
-            otherwise="as the spec says, else 1",
-        )
+    slots: int | None = _of_sidecar(
+        "slots", "Worker processes in a pod.", "as the spec says, else 1"
     )
     role: str | None = field(
         Setting(
             "--horovod",
-            parsers.role,
+            texts.one_of("launcher", "worker"),
             None,
             "launcher|worker",
             "What the pod is to a horovodrun: the one that it runs in, or one of its workers'.",
@@ -258,25 +221,15 @@ class TemplateSettings:
             otherwise="unknown",
         )
     )
-    http_port: int | None = field(
-        Setting(
-            "--http-port",
-            texts.real_port,
-            None,
-            "PORT",
-            "Port of the sidecar's health, readiness and metrics.",
-            otherwise="9400; with hostNetwork one made from the job's name",
-        )
+    http_port: int | None = _of_sidecar(
+        "http_port",
+        "Port of the sidecar's health, readiness and metrics.",
+        "9400; with hostNetwork one made from the job's name",
     )
-    relay_port: int | None = field(
-        Setting(
-            "--relay-port",
-            texts.real_port,
-            None,
-            "PORT",
-            "Loopback port of torchrun's rendezvous.",
-            otherwise="29400; with hostNetwork one made from the job's name",
-        )
+    relay_port: int | None = _of_sidecar(
+        "relay_port",
+        "Loopback port of torchrun's rendezvous.",
+        "29400; with hostNetwork one made from the job's name",
     )
 
     @staticmethod

@@ -11,9 +11,10 @@ from typing import Any
 from agent.config import Config
 from agent.rundir.files import torch_environment
 from injection.member_spec import Demand
+from injection.settings import OWN, TABLE
 from injection.workloads import Role
 from rdzv.members.registration import EMPTY_LEASE_TIMES
-from rdzv.records.policy import POLICY_TABLE, variables_of
+from rdzv.records.policy import POLICY_TABLE, spelled, variables_of
 from rdzv.settings import load
 
 NAME = "muster"
@@ -31,15 +32,15 @@ MUSTER_EXEC = f"{RUN_DIR}/bin/muster-exec"
 HOLD_HOOK = {"exec": {"command": [MUSTER_HOLD]}}
 """The preStop hook of a training container that muster-run does not hold."""
 
-SECRET_VARIABLES = frozenset(
-    {
-        "MUSTER_ETCD_CACERT",
-        "MUSTER_ETCD_CERT",
-        "MUSTER_ETCD_KEY",
-        "MUSTER_ETCD_USER",
-        "MUSTER_ETCD_PASSWORD_FILE",
-    }
-)
+_SECRET_FILES = {
+    "MUSTER_ETCD_CACERT": "ca.crt",
+    "MUSTER_ETCD_CERT": "tls.crt",
+    "MUSTER_ETCD_KEY": "tls.key",
+    "MUSTER_ETCD_PASSWORD_FILE": "password",
+}
+"""The sidecar's variables for files of the Secret, each with its key there."""
+
+SECRET_VARIABLES = frozenset({"MUSTER_ETCD_USER", *_SECRET_FILES})
 """The sidecar's variables for access to the store."""
 
 _ALWAYS = ("MUSTER_MIN", "MUSTER_MAX")
@@ -90,14 +91,15 @@ class SidecarContainer:
 
     def container(self) -> dict[str, Any]:
         """Build the container, one of initContainers."""
+        given = self.want.settings
         mounts: list[Mapping[str, Any]] = [RUN_MOUNT]
-        if self.want.secret is not None:
+        if given.etcd_secret is not None:
             mounts.append({"name": SECRET_VOLUME, "mountPath": SECRET_DIR, "readOnly": True})
-        policy, user = self.want.pull_policy, self.want.user
+        policy, user = given.pull_policy, given.user
         probe = {"httpGet": {"path": "/readyz", "port": self.want.http_port}, "timeoutSeconds": 2}
         return {
             "name": NAME,
-            "image": self.want.image,
+            "image": given.image,
             **({"imagePullPolicy": policy} if policy else {}),
             "restartPolicy": "Always",
             "command": ["muster", "agent"],
@@ -133,12 +135,13 @@ class SidecarContainer:
 
     def environment(self) -> list[dict[str, Any]]:
         """Build the sidecar's variables."""
+        given, kind = self.want.settings, self.want.kind
         labels = "metadata.labels['{}']".format
         fields = {
             "MUSTER_JOB": labels(self.want.job_name_label) if self.want.job_name_label else None,
-            "MUSTER_NAMESPACE": None if self.want.namespace else "metadata.namespace",
-            "MUSTER_JOB_UID": labels(self.want.job_uid_label) if self.want.job_uid_label else None,
-            "MUSTER_INDEX": labels(self.want.index_label) if self.want.index_label else None,
+            "MUSTER_NAMESPACE": None if given.namespace else "metadata.namespace",
+            "MUSTER_JOB_UID": labels(kind.job_uid_label) if kind.job_uid_label else None,
+            "MUSTER_INDEX": labels(kind.index_label) if kind.index_label else None,
             "MUSTER_MEMBER": "metadata.name",
             "MUSTER_POD_UID": "metadata.uid",
             "MUSTER_ADDRESS": "status.podIP",
@@ -146,16 +149,14 @@ class SidecarContainer:
         }
         values = {
             "MUSTER_JOB": None if self.want.job_name_label else self.want.job,
-            "MUSTER_NAMESPACE": self.want.namespace,
+            "MUSTER_NAMESPACE": given.namespace,
             "MUSTER_OWNER": self.want.owner,
             **variables_of(self.want.policy),
-            "MUSTER_FIRST_CALL": _time(self.want.first_call_s),
-            "MUSTER_LAST_CALL": _time(self.want.last_call_s),
-            "MUSTER_ON_CUT": self.want.on_cut,
-            "MUSTER_STUCK_AFTER": _time(self.want.stuck_after_s),
-            "MUSTER_WHEN_STUCK": self.want.when_stuck,
-            "MUSTER_WARM": self.want.warm,
-            "MUSTER_ETCD_ENDPOINTS": self.want.endpoints,
+            **{
+                TABLE[name].variable: None if value is None else spelled(name, value)
+                for name, value in ((name, getattr(given, name)) for name in OWN)
+            },
+            "MUSTER_ETCD_ENDPOINTS": ",".join(given.etcd_endpoints or ()),
             "MUSTER_ROLE": "launcher" if self.role == "launcher" else None,
             # For a launcher those of its workers: the slots of its own pod are always 0.
             "MUSTER_SLOTS": self.want.slots,
@@ -169,14 +170,10 @@ class SidecarContainer:
             "MUSTER_TUNNEL_PORT": self.want.tunnel_port,
             **self._secret_files(),
         }
-        user = {"name": "MUSTER_ETCD_USER", **_from_secret(self.want.secret, "username")}
+        user = {"name": "MUSTER_ETCD_USER", **_from_secret(given.etcd_secret, "username")}
         return [
             *({"name": name, "value": str(v)} for name, v in values.items() if v is not None),
-            *(
-                [user]
-                if self.want.secret is not None and "username" in self.want.secret_keys
-                else []
-            ),
+            *([user] if "username" in self._secret_keys else []),
             *(
                 {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
                 for name, path in fields.items()
@@ -194,7 +191,7 @@ class SidecarContainer:
     def _topology(self) -> list[dict[str, Any]]:
         """Return the variable of the topology, after those that it is composed of."""
         parts, variables = [], []
-        for number, part in enumerate(self.want.topology, 1):
+        for number, part in enumerate(self.want.settings.topology or (), 1):
             if part.startswith("{"):
                 name = f"{TOPOLOGY_PART}{number}"
                 field = {"fieldRef": {"fieldPath": part.strip("{}")}}
@@ -234,24 +231,18 @@ class SidecarContainer:
         # In memory: a full or failing disk of the node must not keep a pod from being drained.
         run = {"medium": "Memory", "sizeLimit": RUN_DIR_SIZE}
         volumes: list[dict[str, Any]] = [{"name": RUN_VOLUME, "emptyDir": run}]
-        if self.want.secret is not None:
-            volumes.append({"name": SECRET_VOLUME, "secret": {"secretName": self.want.secret}})
+        if (secret := self.want.settings.etcd_secret) is not None:
+            volumes.append({"name": SECRET_VOLUME, "secret": {"secretName": secret}})
         return volumes
 
     @property
     def _secret_keys(self) -> tuple[str, ...]:
-        return () if self.want.secret is None else self.want.secret_keys
+        given = self.want.settings
+        return () if given.etcd_secret is None else given.etcd_secret_keys or ()
 
     def _secret_files(self) -> dict[str, str]:
-        files = {
-            "MUSTER_ETCD_CACERT": "ca.crt",
-            "MUSTER_ETCD_CERT": "tls.crt",
-            "MUSTER_ETCD_KEY": "tls.key",
-            "MUSTER_ETCD_PASSWORD_FILE": "password",
-        }
-        return {
-            name: f"{SECRET_DIR}/{key}" for name, key in files.items() if key in self._secret_keys
-        }
+        keys = self._secret_keys
+        return {name: f"{SECRET_DIR}/{key}" for name, key in _SECRET_FILES.items() if key in keys}
 
 
 def is_ours(variable: Mapping[str, Any]) -> bool:
@@ -259,10 +250,6 @@ def is_ours(variable: Mapping[str, Any]) -> bool:
     if "secretKeyRef" in (variable.get("valueFrom") or {}):
         return True
     return str(variable.get("value")).startswith(f"{SECRET_DIR}/")
-
-
-def _time(seconds: float | None) -> str | None:
-    return None if seconds is None else f"{seconds:g}s"
 
 
 def _from_secret(secret: str | None, key: str) -> dict[str, Any]:

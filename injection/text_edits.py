@@ -105,11 +105,6 @@ def _words(values: Sequence[Any]) -> bool:
     return all(isinstance(value, str) for value in values)
 
 
-def scalar_in_flow(value: str) -> str:
-    """Render a key in brackets: always in quotes, as in JSON."""
-    return json.dumps(value)
-
-
 _FIRST_DASH = re.compile(r"\n( *)-(?=\s)")
 _BLANK_AND_COMMENTS = re.compile(r"(?:\s|#[^\n]*\n)*")
 _COMMA_AFTER = re.compile(r"\s*,\s*")
@@ -230,9 +225,8 @@ class Splices:
                 indent = len(before)
         parts = [flow(value, indent) for value in new]
         if names:
-            parts = [
-                f"{scalar_in_flow(name)}: {part}" for name, part in zip(names, parts, strict=True)
-            ]
+            # In brackets a key has quotes, as in JSON.
+            parts = [f"{json.dumps(name)}: {part}" for name, part in zip(names, parts, strict=True)]
         separator = ", " if indent is None else ",\n" + " " * indent
         text = separator.join([*parts, ""] if held else parts)
         self._changes.append((at, at, text.replace("\n", self._newline)))

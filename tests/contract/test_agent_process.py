@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from agent.rundir.files import RunDir
 from muster import __version__
 from rdzv.keys import JobKeys
 from rdzv.membership import snapshot_of
@@ -75,20 +76,37 @@ async def member_that_comes(server: EmbeddedServer) -> Member:
     return found[0]
 
 
-async def test_it_registers_is_ready_and_delivers_the_run_directory(
-    server: EmbeddedServer, start: Start
+async def test_it_registers_delivers_and_starts_again_as_the_same_pod(
+    server: EmbeddedServer, start: Start, tmp_path: Path
 ) -> None:
-    async with start("run", MUSTER_SLOTS="2") as one:
-        member = await the_member(server)
-        assert (member.slots, member.address, member.role) == (2, "127.0.0.1", "worker")
-        assert member.version == __version__
-        host, last = (await one.hosts()).splitlines()
+    async with start(MUSTER_SLOTS="2", MUSTER_LEASE_TLL="1") as one:
+        assert (await one.until_logged("start"))["fresh"] is True
+        assert "MUSTER_LEASE_TTL" in (await one.until_logged("unknown_variable"))["message"]
+        before, hosts = await the_member(server), await one.hosts()
+        assert (before.slots, before.address, before.role) == (2, "127.0.0.1", "worker")
+        assert before.version == __version__
+        host, last = hosts.splitlines()
         assert host.startswith("node-0.")
         assert host.endswith(":2")
         assert last.startswith("rev-")
         await asyncio.to_thread(check_delivery, one.run_dir, one.c10d_port)
-        await one.end()
-    assert await asyncio.to_thread(lambda: list(one.run_dir.rglob("*.tmp"))) == []
+        await check_metrics(one)
+        await one.end(signal.SIGKILL)
+    async with start(MUSTER_SLOTS="2") as again:
+        assert (await again.until_logged("start"))["fresh"] is False
+        after = await the_member(server)
+        assert after.pod_uid == before.pod_uid
+        assert after.incarnation > before.incarnation
+        job = (await seen(server)).job
+        assert job is not None
+        assert job.generation == 1
+        assert await again.hosts() == hosts
+        await again.end()
+    assert await asyncio.to_thread(lambda: list(tmp_path.rglob("*.tmp"))) == []
+    await asyncio.to_thread((tmp_path / "state.json").write_text, "{")
+    async with start() as fresh:
+        assert (await fresh.until_logged("start"))["fresh"] is True
+        assert await fresh.until_logged("state_unreadable")
 
 
 def check_delivery(run_dir: Path, c10d_port: int) -> None:
@@ -112,42 +130,15 @@ def check_delivery(run_dir: Path, c10d_port: int) -> None:
     assert loaded.stdout.startswith(str(run_dir))
 
 
-async def test_metrics_tell_the_membership(start: Start) -> None:
-    async with start() as one:
-        status, text = await one.get("/metrics")
+async def check_metrics(one: Sidecar) -> None:
+    status, text = await one.get("/metrics")
     assert status == 200
-    metrics = dict(
-        line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#")
-    )
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    metrics = dict(line.rsplit(" ", 1) for line in lines)
     assert metrics['muster_members{state="listed"}'] == "1.0"
     assert metrics["muster_registered"] == "1.0"
     assert 0 < float(metrics["muster_lease_remaining_seconds"]) <= 600
     assert metrics["muster_c10d_connections"] == "0.0"
-
-
-async def test_a_second_start_is_the_same_pod_and_not_a_fresh_one(
-    server: EmbeddedServer, start: Start
-) -> None:
-    async with start() as one:
-        assert (await one.until_logged("start"))["fresh"] is True
-        before, hosts = await the_member(server), await one.hosts()
-        await one.end(signal.SIGKILL)
-    async with start() as again:
-        assert (await again.until_logged("start"))["fresh"] is False
-        after = await the_member(server)
-        assert after.pod_uid == before.pod_uid
-        assert after.incarnation > before.incarnation
-        job = (await seen(server)).job
-        assert job is not None
-        assert job.generation == 1
-        assert await again.hosts() == hosts
-
-
-async def test_a_state_that_cannot_be_read_is_a_fresh_start(start: Start, tmp_path: Path) -> None:
-    await asyncio.to_thread((tmp_path / "state.json").write_text, "{")
-    async with start() as one:
-        assert (await one.until_logged("start"))["fresh"] is True
-        assert await one.until_logged("state_unreadable")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -184,16 +175,6 @@ async def test_a_launcher_is_told_the_hosts_and_is_none_itself(
 
             await until(nudged)  # horovodrun may have missed it; no other launcher reads the list
             assert await two.hosts() == of_worker
-
-
-async def test_a_member_that_comes_with_other_bounds_changes_those_of_the_job(
-    server: EmbeddedServer, start: Start
-) -> None:
-    async with start("a") as one, start("b", "node-1", MUSTER_MAX="5"):
-        job = (await seen(server)).job
-        assert job is not None
-        assert (job.policy.min_nodes, job.policy.max_nodes, job.policy.gather_s) == (1, 5, 60)
-        assert one.process.returncode is None
 
 
 async def test_a_bad_configuration_is_told_whole_and_without_a_traceback(tmp_path: Path) -> None:
@@ -357,22 +338,6 @@ async def test_i8_hostile_records_and_requests_do_not_end_it(
         assert (await one.get("/nothing"))[0] == 404
 
 
-async def test_a_disk_that_takes_no_list_leaves_the_former_one_and_the_job_alone(
-    start: Start, tmp_path: Path
-) -> None:
-    async with start("a") as one, start("b", "node-1") as two:
-        await one.until_hosts(2)
-        for name in ("hosts", "state.json"):
-            await asyncio.to_thread(block, tmp_path / "a" / name)
-        assert await two.end() == 0
-        told = (await one.until_logged("hosts_not_delivered"))["message"]
-        assert told.startswith("cannot write ")
-        assert (await one.get("/healthz"))[0] == 200
-        await asyncio.to_thread((tmp_path / "a" / "hosts").rmdir)
-        await until(lambda: asyncio.to_thread((tmp_path / "a" / "hosts").exists))
-        await one.until_hosts(1)
-
-
 FULL_DISK = (
     "-c",
     "import resource, console.main;"
@@ -413,37 +378,19 @@ async def test_it_starts_again_while_the_disk_is_full(
     assert await asyncio.to_thread(lambda: list(tmp_path.rglob("*.tmp"))) == []
 
 
-def block(path: Path) -> None:
-    """Put a directory where a file is, which the sidecar may deliver anew meanwhile."""
-    while not path.is_dir():
-        path.unlink(missing_ok=True)
-        with suppress(FileExistsError):
-            path.mkdir()
-
-
-async def test_i9_nothing_listens_beyond_loopback_but_health_and_metrics(start: Start) -> None:
+@pytest.mark.parametrize("port", [True, False], ids=["a port", "the socket alone"])
+async def test_i9_nothing_listens_beyond_loopback_but_health_and_metrics(
+    start: Start, port: bool
+) -> None:
     # 127.0.0.2 stands for the pod's address: another one than that of the loopback listeners.
-    async with start(MUSTER_ADDRESS="127.0.0.2") as one:
+    no_port = {} if port else {"MUSTER_C10D_PORT": "0"}
+    async with start(MUSTER_ADDRESS="127.0.0.2", **no_port) as one:
         found = await asyncio.to_thread(listening, one.process.pid)
-        assert found - {("::1", one.c10d_port)} == {
-            ("127.0.0.1", one.c10d_port),
-            ("127.0.0.2", one.http_port),
-        }
+        loopback = {("127.0.0.1", one.c10d_port)} if port else set()
+        assert found - {("::1", one.c10d_port)} == loopback | {("127.0.0.2", one.http_port)}
+        assert await asyncio.to_thread((one.run_dir / "c10d.sock").is_socket)
         for path in ("/", "/hosts", "/drain", "/debug", "/metrics/../env"):
             assert (await one.get(path))[0] == 404
-
-
-async def test_without_a_port_it_serves_the_socket_alone(start: Start) -> None:
-    async with start(MUSTER_C10D_PORT="0") as one:
-        found = await asyncio.to_thread(listening, one.process.pid)
-        assert found == {("127.0.0.1", one.http_port)}
-        assert await asyncio.to_thread((one.run_dir / "c10d.sock").is_socket)
-
-
-async def test_unknown_variables_are_told(start: Start) -> None:
-    async with start(MUSTER_LEASE_TLL="1") as one:
-        line = await one.until_logged("unknown_variable")
-        assert "MUSTER_LEASE_TTL" in line["message"]
 
 
 def test_the_sidecar_loads_no_table_or_chart_nor_the_library_that_it_delivers() -> None:
@@ -462,16 +409,10 @@ def test_the_sidecar_loads_no_table_or_chart_nor_the_library_that_it_delivers() 
     assert (tables | heavy).isdisjoint(loaded)
 
 
-def test_state_holds_no_more_than_it_says(tmp_path: Path) -> None:
-    from agent.rundir.files import RunDir
-
+def test_a_state_is_of_one_pod_and_holds_no_more_than_it_says(tmp_path: Path) -> None:
     directory = RunDir(str(tmp_path))
     kept = directory.state("")
     assert directory.state("") == kept
     assert directory.state("another pod").pod_uid == "another pod"
-    assert set(json.loads((tmp_path / "state.json").read_text())) == {
-        "schema",
-        "pod_uid",
-        "generation",
-        "incarnation",
-    }
+    fields = {"schema", "pod_uid", "generation", "incarnation"}
+    assert set(json.loads((tmp_path / "state.json").read_text())) == fields

@@ -141,15 +141,26 @@ class Pods:
             start_new_session=True,
         )
 
+    def ended(self, text: str, host: str = HOST) -> tuple[int, bytes, bytes]:
+        """Run ``text`` to its end; its status and its output."""
+        with self.start(text, host) as process:
+            out, err = process.communicate(timeout=PATIENCE_S)
+        return process.returncode, out, err
+
     def on_worker(self) -> set[int]:
         """Processes of the worker's container but the agent."""
         return marked(self.run, "worker") - {self.agent.pid}
 
-    def connect(self) -> socket.socket:
+    def connect(self, sent: bytes) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(PATIENCE_S)
         connection.connect(str(self.run_dir / "exec.sock"))
+        connection.sendall(sent)
         return connection
+
+    def answers(self, sent: bytes) -> list[Frame]:
+        with self.connect(sent) as connection:
+            return frames_of(connection)
 
     def end(self) -> None:
         end_all(lambda: marked(self.run), set(), time.monotonic() + PATIENCE_S)
@@ -224,50 +235,44 @@ def sleeper(pods: Pods, *argv: str, local_rank: int = 0) -> subprocess.Popen[byt
     ("script", "status"),
     [
         ("exit 0", 0),
-        ("exit 1", 1),
-        ("exit 134", 134),
         ("exit 255", 255),
         ("kill -KILL $$", 137),
         ("kill -ABRT $$", 134),
-        ("kill -SEGV $$", 139),
         ("kill -TERM $$", 143),
+        # What it leaves behind ends with it; a pipe held from another session only delays the end.
+        ("sleep 1000 & exit 3", 3),
+        ("setsid sleep 1000 & exit 3", 3),
     ],
 )
 def test_the_status_is_the_workers_own(pods: Pods, script: str, status: int) -> None:
-    worker = pods.start(command("sh", "-c", f"ulimit -c 0; {script}"))
-    assert worker.communicate(timeout=PATIENCE_S) == (b"", b"")
-    assert worker.returncode == status
+    assert pods.ended(command("sh", "-c", f"ulimit -c 0; {script}")) == (status, b"", b"")
+    if "setsid" not in script:
+        until(lambda: not pods.on_worker(), "nothing is left")
 
 
 def test_streams_stay_apart_and_whole(pods: Pods) -> None:
     script = "head -c 3000000 /dev/zero; echo end >&2; exec >&-; echo after >&2; exit 7"
-    worker = pods.start(command("sh", "-c", script))
-    out, err = worker.communicate(timeout=PATIENCE_S)
-    assert (len(out), set(out), err, worker.returncode) == (3000000, {0}, b"end\nafter\n", 7)
+    assert pods.ended(command("sh", "-c", script)) == (7, bytes(3000000), b"end\nafter\n")
 
 
 def test_the_worker_has_its_pods_environment_and_what_horovod_tells(pods: Pods) -> None:
     script = "echo $MODE $HOROVOD_RANK $SEED $MUSTER_MEMBER $PWD $PYTHONPATH"
     argv = ("sh", "-c", script)
     text = command(*argv, MODE="launcher", HOROVOD_RANK="5", SEED="7", MUSTER_MEMBER="launcher")
-    out, _ = pods.start(text).communicate(timeout=PATIENCE_S)
-    assert out == b"pod 5 7 worker /\n"
+    assert pods.ended(text)[1] == b"pod 5 7 worker /\n"
 
 
 def test_a_program_that_is_not_there_is_no_unknown_end(pods: Pods) -> None:
-    worker = pods.start(command("no-such-program"))
-    _, err = worker.communicate(timeout=PATIENCE_S)
-    assert worker.returncode == 127
-    assert b"no-such-program" in err
+    status, _, err = pods.ended(command("no-such-program"))
+    assert (status, b"no-such-program" in err) == (127, True)
 
 
 @pytest.mark.parametrize("host", ["node-0.ffffffff", "node-9.00000000"])
 def test_a_pod_of_another_life_starts_nothing(pods: Pods, host: str) -> None:
     if host.startswith("node-0"):
         (pods.workers / host).symlink_to(pods.run_dir)
-    worker = pods.start(command("touch", str(pods.directory / "ran"), host=host), host)
-    worker.communicate(timeout=PATIENCE_S)
-    assert worker.returncode == (126 if host.startswith("node-0") else 255)
+    status, _, _ = pods.ended(command("touch", str(pods.directory / "ran"), host=host), host)
+    assert status == (126 if host.startswith("node-0") else 255)
     assert not (pods.directory / "ran").exists()
 
 
@@ -300,15 +305,6 @@ def test_an_agent_that_is_killed_is_no_success(pods: Pods) -> None:
     assert b"not known" in err
 
 
-def test_an_agent_that_is_told_to_end_ends_its_workers_and_tells_how(pods: Pods) -> None:
-    worker = sleeper(pods)
-    pods.agent.terminate()
-    worker.communicate(timeout=PATIENCE_S)
-    assert worker.returncode == 143
-    assert pods.agent.wait(PATIENCE_S) == 143
-    assert not pods.on_worker()
-
-
 @one_python_is_enough
 @about_ending_well
 def test_a_worker_that_ends_well_because_it_is_ended_is_no_success(pods: Pods) -> None:
@@ -319,6 +315,8 @@ def test_a_worker_that_ends_well_because_it_is_ended_is_no_success(pods: Pods) -
     pods.agent.terminate()
     second.communicate(timeout=PATIENCE_S)
     assert (first.returncode, second.returncode) == (143, 143)
+    assert pods.agent.wait(PATIENCE_S) == 143
+    assert not pods.on_worker()
 
 
 @one_python_is_enough
@@ -356,9 +354,7 @@ def test_a_directory_in_the_place_of_a_note_keeps_no_agent_from_its_work(pods: P
     pods.start_agent()
     assert not (notes / "1.json").exists()
     for program, status in (("true", 0), ("no-such-program", 127)):
-        worker = pods.start(command(program))
-        worker.communicate(timeout=PATIENCE_S)
-        assert worker.returncode == status
+        assert pods.ended(command(program))[0] == status
     assert pods.agent.poll() is None
 
 
@@ -376,10 +372,8 @@ def test_a_note_that_is_gone_keeps_no_slot(pods: Pods) -> None:
 @one_python_is_enough
 def test_a_command_that_cannot_be_noted_is_refused_and_why_is_said(pods: Pods) -> None:
     (pods.run_dir / "workers").rmdir()
-    worker = pods.start(command(*SLEEP))
-    _, err = worker.communicate(timeout=PATIENCE_S)
-    assert worker.returncode == 126
-    assert b"workers" in err
+    status, _, err = pods.ended(command(*SLEEP))
+    assert (status, b"workers" in err) == (126, True)
     assert not pods.on_worker()
 
 
@@ -393,19 +387,6 @@ def test_one_command_a_slot(pods: Pods) -> None:
         worker.kill()
         worker.communicate()
     until(lambda: not pods.on_worker(), "the workers end")
-
-
-def test_what_a_worker_leaves_behind_ends_with_it(pods: Pods) -> None:
-    worker = pods.start(command("sh", "-c", "sleep 1000 & exit 3"))
-    worker.communicate(timeout=PATIENCE_S)
-    assert worker.returncode == 3
-    until(lambda: not pods.on_worker(), "nothing is left")
-
-
-def test_a_pipe_held_from_another_session_delays_the_end_and_no_more(pods: Pods) -> None:
-    worker = pods.start(command("sh", "-c", "setsid sleep 1000 & exit 3"))
-    worker.communicate(timeout=PATIENCE_S)
-    assert worker.returncode == 3
 
 
 @one_python_is_enough
@@ -431,63 +412,34 @@ def test_a_launcher_that_does_not_read_loses_neither_worker_nor_output(pods: Pod
 def test_a_command_outlives_its_connection_and_nothing_it_says_is_lost(pods: Pods) -> None:
     go = pods.directory / "go"
     script = f"echo one; while ! [ -e {go} ]; do sleep 0.05; done; echo two; exit 6"
-    with pods.connect() as first:
-        first.sendall(attaching() + starting(command("sh", "-c", script)))
+    with pods.connect(attaching() + starting(command("sh", "-c", script))) as first:
         decoder = Decoder()
         came: list[Frame] = []
         while not [frame for frame in came if frame.kind == STDOUT]:
             came += decoder.feed(first.recv(65536))
     assert came[-1] == Frame(STDOUT, b"one\n", 1)
     go.touch()
-    with pods.connect() as second:
-        # It has not been acknowledged, so it comes again; the START does not count twice.
-        second.sendall(attaching(2, acknowledged=1) + starting(command("false")))
-        frames = frames_of(second)
+    # It has not been acknowledged, so it comes again; the START does not count twice.
+    frames = pods.answers(attaching(2, acknowledged=1) + starting(command("false")))
     assert frames == [Frame(STDOUT, b"one\n", 1), Frame(STDOUT, b"two\n", 2), Frame(EXIT, b"6", 3)]
 
 
 @one_python_is_enough
 @about_patience
-def test_i8_a_connection_that_comes_again_or_late_takes_no_place(pods: Pods) -> None:
-    with pods.connect() as first:
-        first.sendall(
-            attaching(2) + starting(command("sh", "-c", "read x < /dev/null; sleep 1; exit 5"))
-        )
-        until(pods.on_worker, "the worker runs")
-        with pods.connect() as late:
-            late.sendall(attaching(1, acknowledged=1))
-            (answer,) = frames_of(late)
-        assert (answer.kind, answer.body) == (GONE, b"connection 1 of it has been here before")
-        assert frames_of(first) == [Frame(EXIT, b"5", 1)]
-
-
-@one_python_is_enough
-@about_patience
 def test_a_command_that_is_abandoned_is_ended(pods: Pods) -> None:
-    with pods.connect() as connection:
-        connection.sendall(attaching() + starting(command(*STUBBORN)))
+    with pods.connect(attaching() + starting(command(*STUBBORN))) as connection:
         until(pods.on_worker, "the worker runs")
-        with pods.connect() as other:
-            other.sendall(encode_attaching(Attaching(HOST, SESSION), ABANDON))
+        with pods.connect(encode_attaching(Attaching(HOST, SESSION), ABANDON)) as other:
             assert other.recv(100) == encode(ACK)
         assert [frame.kind for frame in frames_of(connection)][-1] == GONE
     until(lambda: not pods.on_worker(), "the worker ends")
 
 
-@one_python_is_enough
-def test_what_an_agent_before_this_one_ran_is_not_run_again(pods: Pods) -> None:
-    with pods.connect() as connection:
-        connection.sendall(attaching(2, acknowledged=1))
-        (answer,) = frames_of(connection)
-    assert (answer.kind, answer.body) == (
-        GONE,
-        b"the agent beside the worker knows no such command any more",
-    )
-
-
 @pytest.mark.parametrize(
     ("sent", "answered"),
     [
+        # What an agent before this one ran is not run again.
+        (attaching(2, acknowledged=1), GONE),
         (b"GET / HTTP/1.1\r\n\r\n", GONE),
         (encode(STDOUT, b"x"), GONE),
         (attaching() + encode(STDOUT, b"x", 1), GONE),
@@ -503,19 +455,18 @@ def test_what_an_agent_before_this_one_ran_is_not_run_again(pods: Pods) -> None:
 def test_i8_nonsense_is_refused_and_the_agent_goes_on(
     pods: Pods, sent: bytes, answered: int
 ) -> None:
-    with pods.connect() as connection:
-        connection.sendall(sent)
-        (frame,) = frames_of(connection)
+    (frame,) = pods.answers(sent)
     assert frame.kind == answered
+    assert (b"knows no such command any more" in frame.body) == (
+        sent == attaching(2, acknowledged=1)
+    )
     until(lambda: not pods.on_worker(), "nothing runs")
-    with pods.connect() as connection:
-        connection.sendall(attaching(9) + starting(command("sh", "-c", "exit 5")))
-        assert frames_of(connection) == [Frame(EXIT, b"5", 1)]
+    well = pods.answers(attaching(9) + starting(command("sh", "-c", "exit 5")))
+    assert well == [Frame(EXIT, b"5", 1)]
 
 
 def test_i8_nonsense_after_the_start_ends_the_worker(pods: Pods) -> None:
-    with pods.connect() as connection:
-        connection.sendall(attaching() + starting(command(*SLEEP)))
+    with pods.connect(attaching() + starting(command(*SLEEP))) as connection:
         until(pods.on_worker, "the worker runs")
         connection.sendall(b"nonsense" * 9)
         frames_of(connection)
@@ -567,16 +518,13 @@ def test_workers_that_start_warm_import_torch_once_and_end_as_others_do(
     for rank in ("0", "1", "2"):
         sent: Any = {"HOROVOD_RANK": rank, "NCCL_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"}
         text = command(sys.executable, str(script), rank, **sent)
-        started = warm_pods.start(text)
-        out, err = started.communicate(timeout=PATIENCE_S)
-        assert (started.returncode, err) == (int(rank), b"")
-        assert out.decode() == f"{rank} 0 {[str(script), rank]}\n"
+        said = f"{rank} 0 {[str(script), rank]}\n"
+        assert warm_pods.ended(text) == (int(rank), said.encode(), b"")
     assert (tmp_path / "imports").read_text().count("imported") == 1
     other = command(
         sys.executable, str(script), "0", HOROVOD_RANK="3", OTHER="1", PYTHONUNBUFFERED="1"
     )
-    started = warm_pods.start(other)
-    _, err = started.communicate(timeout=PATIENCE_S)
+    _, _, err = warm_pods.ended(other)
     assert b"without the zygote: its environment differs from the zygote's in OTHER" in err
     assert (tmp_path / "imports").read_text().count("imported") == 2
 
@@ -592,8 +540,7 @@ def test_a_warm_worker_leaves_no_process_and_ends_with_its_command(
     )
     before = warm_pods.on_worker()
     sent: Any = {"HOROVOD_RANK": "0", "PYTHONUNBUFFERED": "1"}
-    with warm_pods.start(command(sys.executable, str(script), **sent)) as ended:
-        assert ended.wait(PATIENCE_S) == 0
+    assert warm_pods.ended(command(sys.executable, str(script), **sent))[0] == 0
     until(lambda: warm_pods.on_worker() == before, "nothing of it is left")
     with warm_pods.start(command(sys.executable, str(script), "long", **sent)) as lives:
         assert lives.stdout is not None
@@ -637,8 +584,7 @@ def after_one_slow_to_die(pods: Pods, takes_s: int, program: str, **constants: f
     with pods.start(command(sys.executable, str(slow), str(takes_s), **sent)) as first:
         assert first.stdout is not None
         pid = first.stdout.readline().decode().strip()
-        with pods.start(command(program, str(following), pid, **sent)) as second:
-            out, _ = second.communicate(timeout=PATIENCE_S)
+        _, out, _ = pods.ended(command(program, str(following), pid, **sent))
         first.communicate(timeout=PATIENCE_S)
     return out
 

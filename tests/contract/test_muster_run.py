@@ -8,7 +8,6 @@ import os
 import shlex
 import signal
 import socket
-import stat
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from agent.rundir.programs import PROGRAMS, program
+from agent.rundir.programs import PROGRAMS
 from launcher_shim.pod.hold import reserve_s
 from tests.support.sidecars.notices import NoticeServer, notice_server
 from tests.support.sidecars.pod_programs import Started, deliver, started
@@ -46,6 +45,11 @@ It writes by itself, as no print may come in the middle of another one.
 
 GRACE_S = 600.0
 """A hold of that long does not end by itself within a test."""
+GRACE = {"MUSTER_GRACE_S": f"{GRACE_S:g}"}
+
+each_end = pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP], ids=lambda n: n.name
+)
 
 CAP_KILL, PR_CAPBSET_DROP = 5, 24
 WITHOUT_CAP_KILL = f"""#!{sys.executable}
@@ -325,9 +329,7 @@ async def test_a_signal_before_python_has_started_is_not_lost(
     assert status == (128 + number if name == "muster-run" else -number)
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP], ids=lambda n: n.name
-)
+@each_end
 async def test_a_signal_while_the_shell_looks_for_python_is_handled(
     bare: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -361,9 +363,7 @@ async def handles_signals(pid: int) -> bool:
     return all(caught >> (number - 1) & 1 for number in (signal.SIGTERM, signal.SIGRTMAX))
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP], ids=lambda n: n.name
-)
+@each_end
 async def test_a_signal_before_the_command_was_started_ends_it(
     run_dir: Path, number: signal.Signals
 ) -> None:
@@ -385,7 +385,7 @@ async def held(
     command = (dashes, *before, *telling)
     async with (
         notice_server(run_dir) as server,
-        started(run_dir, "muster-run", *command, MUSTER_GRACE_S=f"{GRACE_S:g}") as run,
+        started(run_dir, "muster-run", *command, **GRACE) as run,
     ):
         await run.said("ready")
         run.process.send_signal(signal.SIGTERM)
@@ -400,8 +400,16 @@ async def unheard(run: Started) -> bool:
     return "got 15" not in run.out
 
 
-@pytest.mark.parametrize("outcome", ["committed", "uncommitted", "expired"])
-@pytest.mark.parametrize(("status", "shown"), [(0, 143), (1, 143), (143, 143), (134, 134)])
+@pytest.mark.parametrize(
+    ("outcome", "status", "shown"),
+    [
+        ("committed", 0, 143),
+        ("committed", 1, 143),
+        ("uncommitted", 143, 143),
+        ("expired", 0, 143),
+        ("committed", 134, 134),
+    ],
+)
 async def test_a_sigterm_is_held_until_the_drain_is_over(
     run_dir: Path, outcome: str, status: int, shown: int
 ) -> None:
@@ -426,43 +434,36 @@ def torchrun(tmp_path: Path) -> str:
     return str(path)
 
 
-async def test_a_torchrun_that_aborts_on_its_way_out_was_drained_like_any_other(
-    run_dir: Path, torchrun: str
-) -> None:
-    async with held(run_dir, 134, before=[torchrun]) as (run, server):
-        server.say("released", outcome="committed")
-        assert await run.ended() == 143
-
-
 SAID = "the traceback above is how torchrun ends"
+DRAINED = {"outcome": "committed", "step": 45}
 
 
 @pytest.mark.parametrize(
-    ("status", "fields", "said"),
+    ("status", "by_torchrun", "fields", "said"),
     [
-        (1, {"outcome": "committed", "step": 45}, f"drained at step 45; {SAID}"),
-        (1, {"outcome": "uncommitted"}, f"drained; {SAID}"),
-        (0, {"outcome": "committed", "step": 45}, None),
-        (134, {"outcome": "committed", "step": 45}, None),
+        (1, True, DRAINED, f"drained at step 45; {SAID}"),
+        (1, True, {"outcome": "uncommitted"}, f"drained; {SAID}"),
+        (0, True, DRAINED, None),
+        (134, True, DRAINED, None),
+        (1, False, DRAINED, None),
     ],
 )
-async def test_the_traceback_of_a_drained_torchrun_is_explained_after_it(
-    run_dir: Path, torchrun: str, status: int, fields: dict[str, Any], said: str | None
+async def test_a_drained_torchrun_ends_like_any_other_and_its_traceback_is_explained(
+    run_dir: Path,
+    torchrun: str,
+    status: int,
+    by_torchrun: bool,
+    fields: dict[str, Any],
+    said: str | None,
 ) -> None:
-    async with held(run_dir, status, before=[torchrun]) as (run, server):
+    async with held(run_dir, status, before=[torchrun] * by_torchrun) as (run, server):
         server.say("released", **fields)
         assert await run.ended() == 143
     last = run.err.splitlines()[-1]
     assert (last == f"muster-run: {said}") if said else SAID not in run.err
 
 
-async def test_no_traceback_is_explained_of_another_command_or_without_a_drain(
-    run_dir: Path, torchrun: str
-) -> None:
-    async with held(run_dir, 1) as (run, server):
-        server.say("released", outcome="committed", step=45)
-        assert await run.ended() == 143
-    assert SAID not in run.err
+async def test_no_traceback_is_explained_without_a_drain(run_dir: Path, torchrun: str) -> None:
     async with started(run_dir, "muster-run", "--", torchrun, "sh", "-c", "exit 1") as run:
         assert await run.ended() == 1
     assert SAID not in run.err
@@ -534,39 +535,25 @@ async def test_a_cancelled_drain_lets_the_command_go_on_and_a_later_one_begins_a
         assert "the operator took it back" in run.err
 
 
+@pytest.mark.parametrize(("finishing", "status"), [(False, 9), (True, 0)])
 async def test_a_command_that_ends_by_itself_while_it_is_held_keeps_its_status(
-    run_dir: Path,
+    run_dir: Path, finishing: bool, status: int
 ) -> None:
+    """As the job is finishing its sidecar lets it go once its ranks have ended; it may still be on
+    its way out then."""
     async with notice_server(run_dir) as server:
-        line = "trap 'exit 9' USR1; echo ready; while :; do sleep 0.05; done"
-        async with started(
-            run_dir, *("muster-run", "--", "sh", "-c", line), MUSTER_GRACE_S=f"{GRACE_S:g}"
-        ) as run:
-            await run.said("ready")
-            run.process.send_signal(signal.SIGTERM)
-            await server.came()
-            run.process.send_signal(signal.SIGUSR1)
-            assert await run.ended() == 9
-
-
-async def test_while_the_job_is_finishing_a_command_ends_by_itself_and_keeps_its_status(
-    run_dir: Path,
-) -> None:
-    """Its sidecar lets it go once its ranks have ended; it may still be on its way out then."""
-    async with notice_server(run_dir) as server:
-        traps = "trap 'echo got 15; exit 3' TERM; trap 'exit 0' USR1"
+        traps = f"trap 'echo got 15; exit 3' TERM; trap 'exit {status}' USR1"
         line = f"{traps}; echo ready; while :; do sleep 0.05; done"
-        async with started(
-            run_dir, *("muster-run", "--", "sh", "-c", line), MUSTER_GRACE_S=f"{GRACE_S:g}"
-        ) as run:
+        async with started(run_dir, *("muster-run", "--", "sh", "-c", line), **GRACE) as run:
             await run.said("ready")
             run.process.send_signal(signal.SIGTERM)
             await server.came()
-            server.say("finishing", "the job is finishing: nothing is to be saved")
-            server.say("released", "it takes part in no round", outcome="uncommitted")
-            await until(lambda: all(client.is_closing() for client in server.clients))
+            if finishing:
+                server.say("finishing", "the job is finishing: nothing is to be saved")
+                server.say("released", "it takes part in no round", outcome="uncommitted")
+                await until(lambda: all(client.is_closing() for client in server.clients))
             run.process.send_signal(signal.SIGUSR1)
-            assert await run.ended() == 0
+            assert await run.ended() == status
             assert "got 15" not in run.out
 
 
@@ -613,7 +600,7 @@ async def test_without_a_sidecar_there_is_nothing_to_hold_for(run_dir: Path, bar
 async def test_the_hold_ends_with_the_drain(run_dir: Path) -> None:
     async with (
         notice_server(run_dir) as server,
-        started(run_dir, "muster-hold", MUSTER_GRACE_S=f"{GRACE_S:g}") as hold,
+        started(run_dir, "muster-hold", **GRACE) as hold,
     ):
         await server.came()
         assert server.notices[0]["notice"] == "hold"
@@ -647,16 +634,6 @@ async def test_the_hold_ends_before_the_grace_does(run_dir: Path) -> None:
 async def test_the_hold_holds_nothing_without_a_sidecar(bare: Path) -> None:
     async with started(bare, "muster-hold") as hold:
         assert await hold.ended() == 0
-
-
-# --- delivery ---
-
-
-def test_the_programs_are_executable_and_the_same_each_time(run_dir: Path) -> None:
-    for name in PROGRAMS:
-        path = run_dir / "bin" / name
-        assert stat.S_IMODE(path.stat().st_mode) == 0o755
-        assert path.read_bytes() == program(name)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import copy
 import json
 import ssl
@@ -34,7 +33,6 @@ from tests.support.store.certificates import Authority
 from tests.support.tasks import beside
 
 WEBHOOK = paths.webhook_configuration("muster")
-JOB = "/apis/kubeflow.org/v1/namespaces/victim/pytorchjobs/elastic-example-imagenet"
 EVENTS = "/api/v1/namespaces/team/events/"
 BOUNDS = ("min_nodes", "max_nodes", "job")
 
@@ -76,15 +74,6 @@ def review(namespace: str, pod: Any) -> bytes:
     return json.dumps({"request": {"uid": "u", "namespace": namespace, "object": pod}}).encode()
 
 
-def environment(answer: bytes) -> dict[str, str]:
-    """What the sidecar of an answer is told; empty without a sidecar."""
-    response = json.loads(answer)["response"]
-    patch = json.loads(base64.b64decode(response.get("patch", "W10=")))
-    containers = [op["value"] for op in patch if "initContainers" in op["path"]]
-    flat = [one for value in containers for one in (value if isinstance(value, list) else [value])]
-    return {v["name"]: v.get("value", "") for one in flat for v in one.get("env") or []}
-
-
 def pods(namespace: str, *names: str, **annotations: str) -> Iterator[tuple[str, Any]]:
     """Pods of a Deployment, as they are before the API server has created them."""
     (_, pod, _), *_ = pods_of(loaded(manifest(command=["torchrun", "train.py"]))[0])
@@ -107,23 +96,6 @@ async def test_no_request_writes_anything(fake: FakeApi) -> None:
             assert "URGENT" in answer["response"]["warnings"][0]
         await asyncio.sleep(0)
     assert [call for call in fake.calls if call[0] != "GET"] == []
-
-
-@pytest.mark.parametrize(("uid", "expected"), [(UID, "17"), ("another", None)])
-async def test_an_owner_is_shown_to_its_own_pods_alone(
-    fake: FakeApi, uid: str, expected: str | None
-) -> None:
-    (_, pod, read), *_ = pods_of(loaded(CORPUS["elastic-pytorch-job"])[0])
-    assert read is not None
-    read["spec"]["elasticPolicy"] |= {"minReplicas": 17, "maxReplicas": 93}
-    await fake.put(JOB, {**read, "metadata": {"uid": UID}})
-    pod["metadata"]["ownerReferences"][0]["uid"] = uid
-    async with injecting(fake) as (_, injector):
-        told = environment(await injector.answer(review("victim", pod)))
-        assert told.get("MUSTER_MIN") == expected
-        # It is as if there were none of that name.
-        pod["metadata"]["ownerReferences"][0] |= {"name": "none", "uid": "another"}
-        assert "MUSTER_MIN" not in environment(await injector.answer(review("victim", pod)))
 
 
 async def test_a_pod_that_is_there_is_an_event_with_its_own_reason(fake: FakeApi) -> None:
@@ -163,14 +135,6 @@ async def test_a_job_without_a_sidecar_because_of_another_part_is_an_event_at_th
     assert "Worker of MPIJob mnist-elastic cannot be injected" in event["message"]
 
 
-async def test_a_pod_that_no_replica_was_asked_about_is_an_event(fake: FakeApi) -> None:
-    for path, pod in pods("team", "late", min="1", max="2"):
-        await fake.put(path, pod)
-    async with publishing(fake):
-        (event,) = await fake.until_any(EVENTS)
-    assert "no replica of the webhook answered" in event["message"]
-
-
 async def test_pods_without_a_sidecar_are_counted_and_those_that_could_have_one_are_known(
     fake: FakeApi,
 ) -> None:
@@ -192,6 +156,9 @@ async def test_pods_without_a_sidecar_are_counted_and_those_that_could_have_one_
         without = {one.name for one in uninjected.pods()}
         assert without == {"late-0", "late-1", "refused-0", "refused-1"}
         assert {one.name for one in uninjected.pods(injectable=True)} == {"late-0", "late-1"}
+        said = [one["message"] for path, one in fake.objects.items() if path.startswith(EVENTS)]
+        assert sum("no replica of the webhook answered" in one for one in said) == 1
+        assert sum("'few'" in one for one in said) == 1
 
 
 async def test_pods_that_the_webhook_is_not_for_are_left_alone(fake: FakeApi) -> None:

@@ -27,6 +27,7 @@ from rdzv.records.policy import JobPolicy
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.clocks.virtual import now
+from tests.support.injection.corpus import CORPUS
 from tests.support.injection.injecting import FLAGS
 from tests.support.records import member
 from tests.support.sidecars.drains import HERE, job
@@ -40,26 +41,6 @@ from tests.support.tasks import beside
 ELSEWHERE = ("muster/", "launcher_shim/pod/", "rdzv/store/", "rdzv/dataclass.py")
 """What runs in the users' containers, the store, whose place the memory store takes, and what
 compiles a comparison when it is first used."""
-
-PYTORCHJOB = """\
-apiVersion: kubeflow.org/v1
-kind: PyTorchJob
-metadata:
-  name: digits
-spec:
-  elasticPolicy:
-    minReplicas: 2
-    maxReplicas: 4
-  pytorchReplicaSpecs:
-    Worker:
-      replicas: 3
-      template:
-        spec:
-          containers:
-            - name: pytorch
-              image: example.org/digits:1.0
-              command: ["torchrun", "train.py"]
-"""
 
 
 class Walk:
@@ -154,5 +135,5 @@ async def test_from_a_torchruns_compare_and_set_to_its_answer() -> None:
 def test_from_a_manifest_to_one_with_the_sidecar() -> None:
     walk = Walk("muster inject")
     with walk:
-        assert inject(PYTORCHJOB, Request(FLAGS, {})).chosen == 1
+        assert inject(CORPUS["elastic-pytorch-job"], Request(FLAGS, {})).chosen == 1
     walk.stays_within(files=23, depth=18)

@@ -252,27 +252,23 @@ def waited_s(run_dir: Path, status: int = 143, changes: dict[float, str] | None 
     return now - 100.0
 
 
-def test_the_end_of_a_worker_whose_host_is_listed_is_told_at_once(tmp_path: Path) -> None:
-    write(tmp_path, "a")
-    assert waited_s(tmp_path) == 0
-
-
-@pytest.mark.parametrize("status", [0, EXIT_REMOVED])
-def test_what_is_as_it_should_be_is_told_at_once(tmp_path: Path, status: int) -> None:
-    write(tmp_path, "b")
-    assert waited_s(tmp_path, status) == 0
-
-
-def test_with_enough_others_it_is_told_once_horovodrun_has_seen_the_list(tmp_path: Path) -> None:
-    write(tmp_path, "bc")
-    assert waited_s(tmp_path) == pytest.approx(SEEN_S, abs=LOOK_S)
-
-
-def test_below_min_it_is_told_after_another_has_come(tmp_path: Path) -> None:
-    write(tmp_path, "b")
-    assert waited_s(tmp_path, changes={40: "bc"}) == pytest.approx(40 + SEEN_S, abs=2 * LOOK_S)
-    write(tmp_path, "")
-    assert waited_s(tmp_path) == pytest.approx(LIMIT_S, abs=LOOK_S)
+@pytest.mark.parametrize(
+    ("hosts", "status", "changes", "expected_s"),
+    [
+        pytest.param("a", 143, {}, 0, id="its host is listed"),
+        pytest.param("b", 0, {}, 0, id="it ended well"),
+        pytest.param("b", EXIT_REMOVED, {}, 0, id="it was removed"),
+        pytest.param("bc", 143, {}, SEEN_S, id="enough others: horovodrun has seen the list"),
+        pytest.param("b", 143, {40: "bc"}, 40 + SEEN_S, id="below min: another has come"),
+        pytest.param("", 143, {}, LIMIT_S, id="below min: none comes"),
+    ],
+)
+def test_the_end_of_a_worker_is_kept_back(
+    tmp_path: Path, hosts: str, status: int, changes: dict[float, str], expected_s: float
+) -> None:
+    write(tmp_path, hosts)
+    late_s = LOOK_S * (1 + len(changes)) if expected_s else 0
+    assert waited_s(tmp_path, status, changes) == pytest.approx(expected_s, abs=late_s)
 
 
 @pytest.mark.parametrize("env", ["", "PET_NNODES=\n", None])

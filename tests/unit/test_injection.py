@@ -20,6 +20,7 @@ from tests.support.injection.injecting import (
     again,
     injected,
     keeps,
+    lawful,
     loaded,
     pods,
     refused,
@@ -30,14 +31,17 @@ from tests.support.injection.injecting import (
 
 everything = pytest.mark.parametrize("name", CORPUS)
 OURS = "/var/run/muster/bin/"
+RULES = {
+    "resources": "cpu=125m:500m,memory=256Mi",
+    "user": "none",
+    "pull_policy": "IfNotPresent",
+    "pull_secrets": "mirror,team",
+}
 
 
-def lawful(text: str, change: dict[str, str], **flags: str | None) -> str:
-    """Inject: it comes out again to the byte, goes in once only, and keeps what was there."""
-    result = injected(text, **flags).text
-    assert result != text
-    assert removed(result) == text
-    assert again(result) == result
+def keeps_all(text: str, change: dict[str, str], **flags: str | None) -> str:
+    """Inject by the laws: what was there stays, and a changed setting wins."""
+    result = lawful(text, **flags)
     assert again(result, **change) == injected(text, **flags, **change).text
     before, after = loaded(text), loaded(result)
     assert keeps(after, before)
@@ -51,8 +55,11 @@ def lawful(text: str, change: dict[str, str], **flags: str | None) -> str:
 
 
 @everything
-def test_it_comes_out_again_goes_in_once_and_loses_nothing(name: str) -> None:
-    lawful(CORPUS[name], {"slots": "5"})
+@pytest.mark.parametrize("flags", [{}, RULES], ids=["plain", "rules"])
+def test_it_comes_out_again_goes_in_once_and_loses_nothing(
+    name: str, flags: dict[str, str]
+) -> None:
+    keeps_all(CORPUS[name], {"slots": "5"}, **flags)
 
 
 @everything
@@ -214,7 +221,7 @@ def test_whatever_it_looks_like(text: str, wrap: str | None) -> None:
     if wrap == "true" and command is None:
         assert "--wrap" in refused(text, container="c", wrap=wrap)[0]
         return
-    after = _trainer(lawful(text, {"max_nodes": "9"}, container="c", wrap=wrap))
+    after = _trainer(keeps_all(text, {"max_nodes": "9"}, container="c", wrap=wrap))
     wrapped = [f"{OURS}muster-run", "--", *(command or [])]
     assert after.get("command") == (wrapped if command and wrap != "false" else command)
 

@@ -83,7 +83,8 @@ def test_one_object_after_the_other() -> None:
     assert jobs_told(both.text) == ["a", "b"]
     assert halves(both.text)[0] == halves(with_a.text)[0]
     assert "Job/a: left as it is: no --object names it" in both.notes
-    assert both.text == into(TWO, "Job/*").text
+    assert both.text == into(TWO, "job/*").text
+    assert again(both.text) == both.text
     assert removed(both.text) == TWO
 
 
@@ -119,9 +120,15 @@ def test_one_sidecar_is_taken_out(text: str, objects: Sequence[str], path: str |
     assert take_out(both).text == text
 
 
-def test_taking_out_an_object_that_is_not_there() -> None:
-    with pytest.raises(ConfigError, match="nothing is called Job/x here; there are Job/a, Job/b"):
-        take_out(TWO, ["Job/x"])
+@pytest.mark.parametrize("act", [lambda: take_out(TWO, ["Job/x"]), lambda: into(TWO, "Job/x")])
+def test_an_object_that_is_not_there(act: Callable[[], object]) -> None:
+    assert "nothing is called Job/x here; there are Job/a, Job/b" in refused(act)
+
+
+def test_of_several_objects_one_must_be_named() -> None:
+    said = refused(lambda: into(TWO))
+    assert "--object Job/a" in said
+    assert "there are Job/a, Job/b" in said
 
 
 def test_taking_out_where_there_is_none() -> None:

@@ -4,9 +4,6 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -16,36 +13,32 @@ from controller.admission.decision import decide
 from controller.owner_kinds import owner_of
 from injection import failure_policy
 from injection.failure_policy import policy_for
-from injection.injection import Request, inject, take_out
+from injection.injection import Request, inject
+from injection.workloads import Workload
+from injection.yaml_tree import node_of
 from tests.support.injection.corpus import CORPUS
 from tests.support.injection.injecting import (
     FLAGS,
-    again,
+    SENTENCES,
     environ,
     injected,
+    lawful,
     loaded,
     manifest,
+    of_sentences,
     refused,
     removed,
+    settled,
     sidecars,
     variables,
 )
 from tests.support.injection.owners import at, pods_of
-
-PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
-SENTENCES = {
-    name: text
-    for name, text in vars(failure_policy).items()
-    if name.isupper() and isinstance(text, str) and "{path}" in text
-}
+from tests.support.sources import ROOT
 
 
 def said(text: str, /, **flags: str | None) -> list[str]:
-    """The remarks on failures, without the object that each begins with."""
-    shapes = [re.escape(text).replace(r"\{path\}", ".+") for text in SENTENCES.values()]
-    patterns = [re.compile(shape.replace(r"\{status\}", "143")) for shape in shapes]
-    notes = [note.partition(": ")[2] for note in injected(text, **flags).notes]
-    return [note for note in notes if any(pattern.match(note) for pattern in patterns)]
+    """The remarks on failures."""
+    return [*of_sentences(text, {*vars(failure_policy)} & {*SENTENCES}, **flags)]
 
 
 def of_jobs(kind: str = "Job", /, **beside: Any) -> str:
@@ -173,18 +166,16 @@ spec:
 def test_a_policy_is_added_and_comes_out_again_to_the_byte(
     text: str, path: str, container: str
 ) -> None:
-    result = injected(text, pod_failure_policy="true")
-    job = at(loaded(result.text)[0], path)
+    result = lawful(text, pod_failure_policy="true")
+    job = at(loaded(result)[0], path)
     assert job["podFailurePolicy"] == policy_for(container)
     # Kubernetes takes no policy without it; where nothing is said, it would be another one.
     assert job["template"]["spec"]["restartPolicy"] == "Never"
     added = f"{path}.podFailurePolicy is added: pods that are evicted or drained are no failures"
     assert said(text, pod_failure_policy="true") == [added]
-    assert again(result.text) == result.text
-    assert removed(result.text) == text
     # With a policy the Job makes a pod again only once the old one is gone.
-    assert variables(sidecars(result.text)[0])["MUSTER_BELOW_MIN"] == "commit"
-    without = inject(result.text, Request({"pod_failure_policy": "false"}, {}, allow_bypass=True))
+    assert variables(sidecars(result)[0])["MUSTER_BELOW_MIN"] == "commit"
+    without = inject(result, Request({"pod_failure_policy": "false"}, {}, allow_bypass=True))
     assert "podFailurePolicy" not in at(loaded(without.text)[0], path)
     assert removed(without.text) == text
 
@@ -194,8 +185,8 @@ def test_a_policy_that_hands_have_changed_is_theirs() -> None:
     by_hand = made.replace("values: [143]", "values: [143, 137]")
     assert by_hand != made
     assert "values: [143, 137]" in removed(by_hand)
-    assert "values: [143, 137]" in again(by_hand)
-    assert again(by_hand).count("podFailurePolicy:") == 1
+    assert "values: [143, 137]" in settled(by_hand)
+    assert settled(by_hand).count("podFailurePolicy:") == 1
 
 
 def test_a_policy_cannot_be_added_to_what_has_no_job_or_restarts_its_containers() -> None:
@@ -221,150 +212,37 @@ def test_a_pod_of_such_a_job_is_injected_as_its_save_is_worth_more_than_none() -
     assert not any("pod-failure-policy" in one for one in verdict.warnings)
 
 
-def test_the_page_has_every_sentence() -> None:
-    page = " ".join(PAGE.read_text().split())
-    for sentence in SENTENCES.values():
-        words = sentence.replace("{status}", "143")
-        assert re.sub(r"{(\w+)}", lambda found: found[1].upper(), words) in page
-
-
-ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples" / "kubernetes" / "schedulers").glob("*.yaml"))
 SCHEDULER_PAGE = (ROOT / "docs" / "schedulers.md").read_text(encoding="utf-8")
 REQUEST = Request({name: FLAGS[name] for name in ("etcd_endpoints", "image")}, {})
 ENDLESS = "its containers are started again also when training has ended well"
 
 
-class Core(Enum):
-    """Parts that Kubernetes' own schema describes: how an object is made of each."""
-
-    JOB = ("batch/v1", "Job", "spec")
-    PODS = ("v1", "PodTemplate", "template")
-    OBJECT = ("batch/v1", "Job", "")
-
-
-_JOB_TEMPLATE = {"metadata": dict, "spec": Core.JOB}
-_RESOURCE = {"name": str, "nominalQuota": (int, str)}
-_FLAVOR = {"name": str, "resources": [_RESOURCE]}
-_POLICY = {
-    "event": {"PodFailed", "PodEvicted", "PodPending", "TaskCompleted", "Unknown", "*"},
-    "action": {"AbortJob", "RestartJob", "RestartTask", "RestartPod", "CompleteJob"},
-}
-_NODE = {"name": str, "replicas": int, "template": _JOB_TEMPLATE}
-
-FIELDS: dict[str, Any] = {
-    "kueue.x-k8s.io/v1beta2 ResourceFlavor": None,
-    "kueue.x-k8s.io/v1beta2 ClusterQueue": {
-        "namespaceSelector": dict,
-        "preemption": {
-            "withinClusterQueue": {"Never", "LowerPriority", "LowerOrNewerEqualPriority"}
-        },
-        "resourceGroups": [{"coveredResources": [str], "flavors": [_FLAVOR]}],
-    },
-    "kueue.x-k8s.io/v1beta2 LocalQueue": {"clusterQueue": str},
-    "batch/v1 Job": Core.OBJECT,
-    "jobset.x-k8s.io/v1alpha2 JobSet": {
-        "failurePolicy": {"maxRestarts": int},
-        "replicatedJobs": [_NODE],
-    },
-    "leaderworkerset.x-k8s.io/v1 LeaderWorkerSet": {
-        "replicas": int,
-        "leaderWorkerTemplate": {
-            "size": int,
-            "restartPolicy": {"RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"},
-            "leaderTemplate": Core.PODS,
-            "workerTemplate": Core.PODS,
-        },
-    },
-    "batch.volcano.sh/v1alpha1 Job": {
-        "schedulerName": str,
-        "queue": str,
-        "minAvailable": int,
-        "tasks": [{"name": str, "replicas": int, "policies": [_POLICY], "template": Core.PODS}],
-    },
-    "trainer.kubeflow.org/v1alpha1 TrainingRuntime": {
-        "mlPolicy": {"numNodes": int, "torch": dict},
-        "template": {"spec": {"replicatedJobs": [_NODE]}},
-    },
-    "trainer.kubeflow.org/v1alpha1 TrainJob": {
-        "runtimeRef": {"kind": {"TrainingRuntime", "ClusterTrainingRuntime"}, "name": str},
-        "trainer": {"numNodes": int},
-    },
-}
-"""The fields that the manifests use of each API, as its reference has them."""
-
-
-def faults(value: Any, shape: Any, path: str) -> Iterator[str]:
-    """What of a value the API does not have; raises where Kubernetes' own schema refuses it."""
-    match shape:
-        case Core():
-            _taken_by_kubernetes(value, shape)
-        case dict():
-            for key, below in value.items():
-                if key not in shape:
-                    yield f"{path}.{key} is unknown"
-                else:
-                    yield from faults(below, shape[key], f"{path}.{key}")
-        case [item]:
-            for number, below in enumerate(value):
-                yield from faults(below, item, f"{path}[{number}]")
-        case set():
-            if value not in shape:
-                yield f"{path} is {value}"
-        case _:
-            if not isinstance(value, shape):
-                yield f"{path} is {value!r}"
-
-
-def _taken_by_kubernetes(value: Any, part: Core) -> None:
+def takes(text: str) -> None:
+    """Raise where Kubernetes' own schema refuses a pod template, or a whole Job."""
     import kubernetes_validate
 
-    version, kind, key = part.value
-    whole = {"apiVersion": version, "kind": kind, "metadata": {"name": "n"}, key: value}
-    kubernetes_validate.validate(whole if key else value, "1.36", strict=True)
-
-
-def faults_of(text: str) -> list[str]:
-    found: list[str] = []
     for one in loaded(text):
-        kind = f"{one['apiVersion']} {one['kind']}"
-        shape = FIELDS[kind]
-        if isinstance(shape, Core):
-            found += faults(one, shape, kind)
-        else:
-            assert {*one} <= {"apiVersion", "kind", "metadata", "spec"}
-            found += faults(one.get("spec", {}), shape or {}, kind)
-    return found
-
-
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_the_apis_have_each_field_of_a_manifest(path: Path) -> None:
-    assert f"(../examples/kubernetes/schedulers/{path.name})" in SCHEDULER_PAGE
-    text = path.read_text(encoding="utf-8")
-    assert faults_of(text) == []
-    assert faults_of(inject(text, REQUEST).text) == []
-
-
-def test_a_field_that_an_api_lacks_is_found() -> None:
-    import kubernetes_validate
-
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in EXAMPLES}
-    assert faults_of(texts["volcano"].replace("minAvailable", "minAvailible")) != []
-    assert faults_of(texts["leaderworkerset"].replace("Policy: None", "Policy: Never")) != []
-    assert faults_of(texts["trainer"].replace("numNodes: 4", "numNodes: four")) != []
-    with pytest.raises(kubernetes_validate.ValidationError):
-        faults_of(texts["jobset"].replace("backoffLimit", "backOffLimit"))
+        parts = Workload(node_of(one)).templates()
+        shown = [{"template": at(one, part.path)} for part in parts]
+        about = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "n"}}
+        whole = [one] if one["apiVersion"] == "batch/v1" else []
+        for each in [*whole, *({**about, **template} for template in shown)]:
+            kubernetes_validate.validate(each, "1.36", strict=True)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_inject_takes_a_manifest_whole(path: Path) -> None:
+    assert f"(../examples/kubernetes/schedulers/{path.name})" in SCHEDULER_PAGE
     text = path.read_text(encoding="utf-8")
     done = inject(text, REQUEST)
+    takes(text)
+    takes(done.text)
     (sidecar,) = sidecars(done.text)
     said = variables(sidecar)
     assert (said["MUSTER_MIN"], said["MUSTER_MAX"], said["MUSTER_SLOTS"]) == ("2", "4", "2")
-    assert again(done.text) == done.text
-    assert take_out(done.text).text == text
+    assert settled(done.text) == done.text
+    assert removed(done.text) == text
     warnings = [note for note in done.notes if note.level != "note"]
     assert [note for note in warnings if ENDLESS not in note] == []
     assert bool(warnings) == (path.stem == "leaderworkerset")

@@ -12,82 +12,109 @@ from injection.injection import Request, inject
 from tests.support.injection.corpus import CORPUS
 from tests.support.injection.injecting import (
     POD,
-    again,
     edited,
     injected,
+    keeps,
+    lawful,
     loaded,
     manifest,
-    pods,
     refused,
     removed,
+    settled,
     sidecars,
+    told,
     variables,
 )
 
 ENV = "          env:\n"
 SOURCE = "{name: PYTHONPATH, value: /src}"
 RESTARTS = '{name: PET_MAX_RESTARTS, value: "3"}'
-BY_HAND = f"{ENV}            - {SOURCE}\n            - {RESTARTS}\n"
+KEPT_RESTARTS = {"name": "PET_MAX_RESTARTS", "value": "3"}
 SET = edited(POD, "kind: Deployment", "kind: StatefulSet")
+CAT = "          command: [cat]\n"
+TWO = f"{POD}        - name: log\n          image: l\n{CAT}"
+HOOK = '["/var/run/muster/bin/muster-hold"]'
+MOUNT = "{name: muster-run, mountPath: /logs/muster}"
+KEPT_MOUNT = {"name": "muster-run", "mountPath": "/logs/muster"}
+MOUNTS_BY_HAND = """\
+          env:
+            - {name: PYTHONPATH, value: /log}
+          volumeMounts:
+            - {name: muster-run, mountPath: /var/run/muster, readOnly: true}
+"""
+LOG = {"env": [{"name": "PYTHONPATH", "value": "/log"}], "volumeMounts": [{"readOnly": True}]}
+TICKET = '        muster.dev/ticket: "7"\n'
 
 
-def container(text: str, name: str = "trainer") -> Any:
-    (pod,) = pods(loaded(text))
-    return next(c for c in pod["containers"] if c["name"] == name)
-
-
-def settled(text: str) -> str:
-    """Injected once more; a third time changes nothing."""
-    result = again(text)
-    assert again(result) == result
-    return result
+def of_pod(**container: Any) -> Any:
+    return {"spec": {"containers": [container]}}
 
 
 @pytest.mark.parametrize("wrap", ["true", "false"])
-def test_variables_written_later_stay_with_and_without_the_sidecar(wrap: str) -> None:
-    by_hand = edited(injected(POD, wrap=wrap).text, ENV, BY_HAND)
-    env = container(settled(by_hand))["env"]
-    assert {"name": "PYTHONPATH", "value": "/src"} in env
-    assert {"name": "PET_MAX_RESTARTS", "value": "3"} in env
-    assert [v["name"] for v in env].count("PYTHONPATH") == 1
-    for text in (by_hand, settled(by_hand)):
-        assert removed(text) == edited(POD, ENV, BY_HAND)
-
-
-def test_a_container_that_was_renamed_later_is_found_and_keeps_its_name() -> None:
-    by_hand = edited(injected(POD).text, "name: trainer", "name: learner")
-    assert container(settled(by_hand), "learner")["command"][0].endswith("/muster-run")
-    for text in (by_hand, settled(by_hand)):
-        assert removed(text) == edited(POD, "name: trainer", "name: learner")
-
-
-HOOK = '["/var/run/muster/bin/muster-hold"]'
-MOUNT = "{name: muster-run, mountPath: /logs/muster}"
+@pytest.mark.parametrize(
+    ("text", "old", "new", "kept"),
+    [
+        pytest.param(
+            POD,
+            ENV,
+            f"{ENV}            - {SOURCE}\n            - {RESTARTS}\n",
+            of_pod(env=[{"name": "PYTHONPATH", "value": "/src"}, KEPT_RESTARTS]),
+            id="variables",
+        ),
+        pytest.param(
+            POD, "name: trainer", "name: learner", of_pod(name="learner"), id="the container's name"
+        ),
+        pytest.param(
+            POD,
+            "volumeMounts: [",
+            f"volumeMounts: [{MOUNT}, ",
+            of_pod(volumeMounts=[KEPT_MOUNT]),
+            id="a mount of the run directory elsewhere",
+        ),
+        pytest.param(TWO, CAT, MOUNTS_BY_HAND, of_pod(name="log", **LOG), id="another container"),
+        pytest.param(
+            POD,
+            "labels: {",
+            "labels: {muster.dev/team: vision, ",
+            {"metadata": {"labels": {"muster.dev/team": "vision"}}},
+            id="a label",
+        ),
+        pytest.param(
+            POD,
+            "annotations:\n",
+            f"annotations:\n{TICKET}",
+            {"metadata": {"annotations": {"muster.dev/ticket": "7"}}},
+            id="an annotation",
+        ),
+    ],
+)
+def test_what_hands_write_later_stays_with_and_without_the_sidecar(
+    text: str, old: str, new: str, kept: Any, wrap: str
+) -> None:
+    made = injected(text, wrap=wrap, container="trainer" if text is TWO else None).text
+    by_hand = edited(made, old, new)
+    after = settled(by_hand)
+    for one in (after, removed(by_hand), removed(after)):
+        template = loaded(one)[0]["spec"]["template"]
+        assert keeps(template, kept)
+        names = [variable["name"] for variable in template["spec"]["containers"][0]["env"]]
+        assert len(names) == len({*names})
+    assert after.count("bin/muster-run") == made.count("bin/muster-run")
+    if old in text:
+        assert removed(by_hand) == removed(after) == edited(text, old, new)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "key", "kept"),
+    ("old", "new", "kept"),
     [
-        (
-            '{name: PET_MAX_RESTARTS, value: "10"}',
-            RESTARTS,
-            "env",
-            {"name": "PET_MAX_RESTARTS", "value": "3"},
-        ),
-        (HOOK, '["sh"]', "lifecycle", {"preStop": {"exec": {"command": ["sh"]}}}),
+        ('{name: PET_MAX_RESTARTS, value: "10"}', RESTARTS, of_pod(env=[KEPT_RESTARTS])),
+        (HOOK, '["sh"]', of_pod(lifecycle={"preStop": {"exec": {"command": ["sh"]}}})),
     ],
 )
-def test_what_was_changed_later_stays(old: str, new: str, key: str, kept: Any) -> None:
+def test_what_hands_make_of_ours_stays(old: str, new: str, kept: Any) -> None:
     by_hand = edited(injected(POD, wrap="false").text, old, new)
     for text in (settled(by_hand), removed(by_hand)):
-        found = container(text)[key]
-        assert kept in (found if isinstance(found, list) else [found])
-
-
-def test_a_mount_of_the_run_directory_elsewhere_stays() -> None:
-    by_hand = edited(injected(POD).text, "volumeMounts: [", f"volumeMounts: [{MOUNT}, ")
-    kept = container(settled(by_hand))["volumeMounts"]
-    assert {"name": "muster-run", "mountPath": "/logs/muster"} in kept
+        assert keeps(loaded(text)[0]["spec"]["template"], kept)
 
 
 def test_what_a_server_adds_to_a_variable_is_no_change_of_it() -> None:
@@ -95,34 +122,6 @@ def test_what_a_server_adds_to_a_variable_is_no_change_of_it() -> None:
     live = made.replace("{fieldPath: status.podIP}", "{apiVersion: v1, fieldPath: status.podIP}")
     assert live != made
     assert removed(live) == POD
-
-
-MOUNTS_BY_HAND = """\
-          env:
-            - {name: PYTHONPATH, value: /log}
-          volumeMounts:
-            - {name: muster-run, mountPath: /var/run/muster, readOnly: true}
-"""
-
-
-@pytest.mark.parametrize("wrap", ["true", "false"])
-def test_another_container_is_left_alone(wrap: str) -> None:
-    cat = "          command: [cat]\n"
-    two = f"{POD}        - name: log\n          image: l\n{cat}"
-    by_hand = edited(injected(two, wrap=wrap, container="trainer").text, cat, MOUNTS_BY_HAND)
-    for text in (settled(by_hand), removed(by_hand)):
-        assert container(text, "log") == container(by_hand, "log")
-
-
-def test_labels_and_annotations_of_others_stay() -> None:
-    made = injected(POD).text
-    by_hand = edited(made, "labels: {", "labels: {muster.dev/team: vision, ")
-    note = '        muster.dev/ticket: "7"\n'
-    by_hand = edited(by_hand, "annotations:\n", f"annotations:\n{note}")
-    for text in (settled(by_hand), removed(by_hand)):
-        metadata = loaded(text)[0]["spec"]["template"]["metadata"]
-        assert metadata["labels"]["muster.dev/team"] == "vision"
-        assert metadata["annotations"]["muster.dev/ticket"] == "7"
 
 
 # --- in the sidecar itself ---
@@ -146,10 +145,11 @@ def test_what_hands_give_the_sidecar_stays() -> None:
     assert (said["MUSTER_LEASE_TTL"], said["MUSTER_MIN"]) == ("20s", "2")
 
 
-def test_a_number_of_a_pod_that_is_gone_leaves_nothing_behind() -> None:
-    made = edited(injected(SET).text, "kind: StatefulSet", "kind: Deployment")
-    assert "MUSTER_INDEX" in made
-    assert "MUSTER_INDEX" not in settled(made)
+def test_what_a_kind_says_goes_with_the_kind() -> None:
+    of_set = {"MUSTER_INDEX", "MUSTER_BELOW_MIN"}
+    assert of_set <= told(SET).keys()
+    made = settled(edited(injected(SET).text, "kind: StatefulSet", "kind: Deployment"))
+    assert not of_set & variables(sidecars(made)[0]).keys()
 
 
 def test_a_secret_that_is_gone_leaves_nothing_behind() -> None:
@@ -167,9 +167,9 @@ def test_what_hands_write_of_the_store_is_told_when_it_is_taken_out() -> None:
         "            - {name: MUSTER_ETCD_CACERT, value: /etc/store/ca.pem}\n"
         "            - {name: MUSTER_SLOTS,",
     ).replace("volumeMounts: [", "volumeMounts: [{name: store, mountPath: /etc/store}, ", 1)
-    told = inject(by_hand, Request({}, {}))
-    assert told.text == made
-    news = [note for note in told.notes if note not in injected(POD).notes]
+    later = inject(by_hand, Request({}, {}))
+    assert later.text == made
+    news = [note for note in later.notes if note not in injected(POD).notes]
     assert [note.partition(" by hand")[0] for note in news] == [
         "Deployment/digits: container muster: MUSTER_ETCD_CACERT was written",
         "Deployment/digits: container muster: the volume store was mounted",
@@ -186,26 +186,22 @@ def test_what_inject_wrote_of_the_store_goes_without_a_word() -> None:
     assert fewer.notes == injected(POD, **tls).notes
 
 
-def below_min(text: str) -> Any:
-    return variables(sidecars(text)[0]).get("MUSTER_BELOW_MIN")
-
-
-def test_what_hands_say_of_too_few_nodes_stays() -> None:
-    by_hand = injected(POD).text.replace(
-        "- {name: MUSTER_MIN,",
-        "- {name: MUSTER_BELOW_MIN, value: commit}\n" + 12 * " " + "- {name: MUSTER_MIN,",
-    )
-    assert below_min(settled(by_hand)) == "commit"
-    held = edited(
-        injected(SET).text, "MUSTER_BELOW_MIN, value: commit", "MUSTER_BELOW_MIN, value: hold"
-    )
-    assert below_min(settled(held)) == "hold"
-
-
-def test_what_a_kind_says_of_too_few_nodes_goes_with_the_kind() -> None:
-    made = injected(SET).text
-    assert below_min(settled(made)) == "commit"
-    assert below_min(settled(edited(made, "kind: StatefulSet", "kind: Deployment"))) is None
+@pytest.mark.parametrize(
+    ("text", "old", "new", "said"),
+    [
+        (
+            POD,
+            "- {name: MUSTER_MIN,",
+            f"- {{name: MUSTER_BELOW_MIN, value: commit}}\n{'':12}- {{name: MUSTER_MIN,",
+            "commit",
+        ),
+        (SET, "MUSTER_BELOW_MIN, value: commit", "MUSTER_BELOW_MIN, value: hold", "hold"),
+        (SET, "MUSTER_BELOW_MIN, value: commit", "MUSTER_BELOW_MIN, value: commit", "commit"),
+    ],
+)
+def test_what_hands_say_of_too_few_nodes_stays(text: str, old: str, new: str, said: str) -> None:
+    made = settled(edited(injected(text).text, old, new))
+    assert variables(sidecars(made)[0])["MUSTER_BELOW_MIN"] == said
 
 
 BIN = "/var/run/muster/bin"
@@ -242,8 +238,8 @@ def test_an_mpijob_says_all_that_is_needed_by_itself() -> None:
     ]
     assert worker["restartPolicy"] == "ExitCode"
     assert "restartPolicy" not in launcher
-    told = [variables(sidecar) for sidecar in sidecars(text)]
-    for one, role in zip(told, ("launcher", None), strict=True):
+    both = [variables(sidecar) for sidecar in sidecars(text)]
+    for one, role in zip(both, ("launcher", None), strict=True):
         assert (one["MUSTER_MIN"], one["MUSTER_MAX"]) == ("1", "3")
         assert (one.get("MUSTER_ROLE"), one["MUSTER_TUNNEL_PORT"]) == (role, "9401")
     ports = [[port["name"] for port in sidecar["ports"]] for sidecar in sidecars(text)]
@@ -262,9 +258,7 @@ def test_an_mpijob_says_all_that_is_needed_by_itself() -> None:
 def test_it_comes_out_again_to_the_byte(change: tuple[str, str]) -> None:
     text = ELASTIC.replace(*change)
     assert text != ELASTIC
-    made = injected(text).text
-    assert removed(made) == text
-    assert again(made) == made
+    made = lawful(text)
     policy = replicas(text)[1].get("restartPolicy")
     if "v2beta1" in text or policy is not None:
         assert replicas(made)[1].get("restartPolicy") == policy
@@ -290,24 +284,18 @@ def test_the_bounds_are_those_of_horovodrun_in_nodes(
     job["spec"]["slotsPerWorker"] = slots
     horovod_container(job["spec"]["mpiReplicaSpecs"]["Launcher"])["command"] = line
     for sidecar in sidecars(injected(json.dumps(job), **NO_SIZE).text):
-        told = variables(sidecar)
-        assert (told["MUSTER_MIN"], told["MUSTER_MAX"]) == tuple(bounds)
-        assert told["MUSTER_SLOTS"] == str(slots)
+        said = variables(sidecar)
+        assert (said["MUSTER_MIN"], said["MUSTER_MAX"]) == tuple(bounds)
+        assert said["MUSTER_SLOTS"] == str(slots)
 
 
 def test_a_pair_without_any_operator_is_told_which_is_which() -> None:
     line = ["horovodrun", "--min-np", "2", "--max-np", "4", "python", "t.py"]
-    launcher = injected(
-        manifest("Job", command=line), role="launcher", min_nodes=None, max_nodes=None
-    )
-    told = variables(sidecars(launcher.text)[0])
-    assert (told["MUSTER_ROLE"], told["MUSTER_MIN"], told["MUSTER_MAX"]) == ("launcher", "2", "4")
-    worker = injected(manifest("StatefulSet"), role="worker")
-    (pod,) = loaded(worker.text)
-    (one,) = pod["spec"]["template"]["spec"]["containers"]
+    said = told(manifest("Job", command=line), role="launcher", min_nodes=None, max_nodes=None)
+    assert (said["MUSTER_ROLE"], said["MUSTER_MIN"], said["MUSTER_MAX"]) == ("launcher", "2", "4")
+    (worker,) = loaded(lawful(manifest("StatefulSet"), role="worker"))
+    (one,) = worker["spec"]["template"]["spec"]["containers"]
     assert one["command"] == [f"{BIN}/muster-run", "--", f"{BIN}/muster-exec", "--"]
-    assert removed(worker.text) == manifest("StatefulSet")
-    assert again(worker.text) == worker.text
 
 
 def test_what_cannot_be_is_refused() -> None:
@@ -323,21 +311,17 @@ ON_HOST = ELASTIC.replace(
 )
 
 
-def tunnel_port(text: str, **settings: str | None) -> str:
-    """The port that both roles of the job are told."""
-    told = [variables(sidecar) for sidecar in sidecars(injected(text, **settings).text)]
-    (port,) = {str(one["MUSTER_TUNNEL_PORT"]) for one in told}
-    return port
-
-
 def test_the_tunnels_port_on_the_network_of_a_node_is_the_jobs_own() -> None:
-    one, other = (tunnel_port(ON_HOST, **{**NO_SIZE, "job": job}) for job in ("one", "other"))
-    assert len({one, other, "9401"}) == 3
-    result = injected(ON_HOST, **{**NO_SIZE, "job": "one"})
-    told = [note for note in result.notes if "hostNetwork" in note]
-    assert [one in note for note in told] == [False, True]
-    assert {variables(sidecar)["MUSTER_HTTP_PORT"] for sidecar in sidecars(result.text)} != {one}
-    assert removed(result.text) == ON_HOST
+    ports = set()
+    for job in ("one", "other"):
+        flags = {**NO_SIZE, "job": job}
+        made = [variables(sidecar) for sidecar in sidecars(lawful(ON_HOST, **flags))]
+        (port,) = {str(one["MUSTER_TUNNEL_PORT"]) for one in made}
+        assert port not in {one["MUSTER_HTTP_PORT"] for one in made}
+        notes = [note for note in injected(ON_HOST, **flags).notes if "hostNetwork" in note]
+        assert [port in note for note in notes] == [False, True]
+        ports.add(port)
+    assert len({*ports, "9401"}) == 3
 
 
 def test_a_port_that_the_tunnel_needs_is_refused_to_others() -> None:

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,32 +13,20 @@ from injection.injection import Request, inject
 from tests.support.injection.corpus import CORPUS
 from tests.support.injection.injecting import (
     FLAGS,
-    injected,
+    ON_LAUNCHES,
     manifest,
+    of_sentences,
     refused,
-    sidecars,
-    variables,
+    told,
 )
 
-PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
-ON_LAUNCHES = (
-    *("OVERRIDDEN", "NNODES", "FIXED", "WINS", "HIDDEN", "ADDRESS_WINS", "HALVES", "KEPT", "APART"),
-    *("ONE_PROCESS", "BY_DEEPSPEED", "FOREIGN", "IN_MPI", "NO_LAUNCHER", "NO_CENTRAL"),
-)
-SENTENCES = {
-    name: text
-    for name, text in vars(cautions).items()
-    if name in ON_LAUNCHES and isinstance(text, str) and "{name}" in text
-}
 NO_SIZE: dict[str, str | None] = {"min_nodes": None, "max_nodes": None}
 STATIC = "--nnodes=2:4 --node_rank=$RANK --master_addr=$HOST --master-port 29500 t.py"
 
 
 def about(text: str, /, **flags: str | None) -> list[str]:
     """The remarks on launch lines, each with its level."""
-    patterns = [re.compile(re.sub(r"\\{\w+\\}", ".+", re.escape(t))) for t in SENTENCES.values()]
-    notes = [(note.level, note.partition(": ")[2]) for note in injected(text, **flags).notes]
-    return [f"{level}: {s}" for level, s in notes if any(p.fullmatch(s) for p in patterns)]
+    return [f"{note.level}: {note}" for note in of_sentences(text, ON_LAUNCHES, **flags)]
 
 
 def overridden(options: str, launcher: str = "torchrun") -> str:
@@ -125,48 +111,52 @@ def test_lines_within_lines_are_found() -> None:
 KEEPS = [{"name": "MUSTER_KEEP_FLAGS", "value": "1"}]
 
 
-@pytest.mark.parametrize(
-    ("container", "flags"),
-    [
-        ({"env": KEEPS}, {}),
-        ({"env": [{"name": "MUSTER_KEEP_FLAGS", "valueFrom": {"fieldRef": {}}}]}, {}),
-        ({"command": ["sh", "-c", "export MUSTER_KEEP_FLAGS=1; torchrun --standalone t.py"]}, {}),
-        ({"command": ["sh", "-c", "MUSTER_KEEP_FLAGS=1 torchrun --standalone t.py"]}, {}),
-        # Without muster-run no delivered torchrun is in the PATH.
-        ({}, {"wrap": "false"}),
-    ],
+STANDALONE = ["torchrun", "--standalone", "t.py"]
+IN_SHELL = "MUSTER_KEEP_FLAGS=1{} torchrun --standalone t.py"
+BY_VALUE = {"name": "MUSTER_KEEP_FLAGS", "valueFrom": {"fieldRef": {}}}
+LAUNCH = ["accelerate", "launch"]
+REMOVE = (
+    "has --standalone in its command, and keeps it, so the pod would not train with the others:"
+    " remove it"
 )
-def test_flags_that_a_user_keeps_are_refused(container: Any, flags: Any) -> None:
-    text = manifest(**{"command": ["torchrun", "--standalone", "t.py"], **container})
-    line, allow = refused(text, **flags)
-    assert line.endswith(
-        "has --standalone in its command, and keeps it, so the pod would not train with the others:"
-        " remove it"
-    )
-    assert "--allow-bypass injects all the same" in allow
-    notes = inject(text, Request({**FLAGS, **flags}, {}, allow_bypass=True)).notes
-    assert [note.level for note in notes if note in line] == ["warning"]
+LEAVE = "accelerate launch, so its ranks meet without Muster: leave {} out"
+BY_DEEPSPEED = "accelerate launch --use_deepspeed --num_machines 2 t.py"
 
 
 @pytest.mark.parametrize(
     ("container", "flags", "remedy"),
     [
-        ({"command": ["accelerate", "launch"], "env": KEEPS}, {}, "leave MUSTER_KEEP_FLAGS out"),
-        ({"command": ["accelerate", "launch"]}, {"wrap": "false"}, "leave --no-wrap out"),
-        ({"args": ["accelerate", "launch"]}, {}, "give the container its command"),
+        ({"command": STANDALONE, "env": KEEPS}, {}, REMOVE),
+        ({"command": STANDALONE, "env": [BY_VALUE]}, {}, REMOVE),
+        ({"command": ["sh", "-c", f"export {IN_SHELL.format(';')}"]}, {}, REMOVE),
+        ({"command": ["sh", "-c", IN_SHELL.format("")]}, {}, REMOVE),
+        # Without muster-run no delivered torchrun is in the PATH.
+        ({"command": STANDALONE}, {"wrap": "false"}, REMOVE),
+        ({"command": LAUNCH, "env": KEEPS}, {}, LEAVE.format("MUSTER_KEEP_FLAGS")),
+        ({"command": LAUNCH}, {"wrap": "false"}, LEAVE.format("--no-wrap")),
+        ({"args": LAUNCH}, {}, "give the container its command"),
+        (
+            {"command": ["torchrun", "--tomorrow", "1", "--standalone", "t.py"]},
+            {},
+            "--tomorrow of its torchrun line is not known here, so --standalone behind it may be"
+            " kept: write --tomorrow=VALUE",
+        ),
+        (
+            {"command": BY_DEEPSPEED.split()},
+            {},
+            "add --deepspeed_multinode_launcher standard",
+        ),
     ],
 )
-def test_accelerate_that_keeps_its_rendezvous_is_refused_with_the_remedy(
+def test_a_line_that_bypasses_muster_is_refused_with_the_remedy(
     container: Any, flags: Any, remedy: str
 ) -> None:
-    line, _ = refused(manifest(**container), **flags)
-    assert line.endswith(f"accelerate launch, so its ranks meet without Muster: {remedy}")
-
-
-def test_an_option_that_hides_others_is_refused_with_the_way_to_write_it() -> None:
-    line, _ = refused(manifest(command=["torchrun", "--tomorrow", "1", "--standalone", "t.py"]))
-    assert "--tomorrow of its torchrun line is not known here, so --standalone behind it" in line
-    assert line.endswith("write --tomorrow=VALUE")
+    text = manifest(**container)
+    line, allow = refused(text, **flags)
+    assert line.endswith(remedy)
+    assert "--allow-bypass injects all the same" in allow
+    notes = inject(text, Request({**FLAGS, **flags}, {}, allow_bypass=True)).notes
+    assert [note.level for note in notes if note in line] == ["warning"]
 
 
 WORKS = "which sets the same variables, and keep the script's arguments: torchrun --nproc-per-node="
@@ -202,12 +192,6 @@ def test_a_launcher_of_a_world_of_its_own_is_refused_with_the_line_that_works(
     assert refused(manifest(command=command), **NO_SIZE)[0] == fault
 
 
-def test_deepspeeds_launcher_by_accelerate_is_refused_with_the_line_that_works() -> None:
-    line = "accelerate launch --use_deepspeed --num_machines 2 t.py"
-    fault, _ = refused(manifest(command=line.split()))
-    assert fault.endswith("add --deepspeed_multinode_launcher standard")
-
-
 def test_deepspeed_in_an_mpijob_gets_no_host_list_and_no_word_of_one() -> None:
     text = CORPUS["mpi"].replace("[horovodrun, python, train.py]", "[deepspeed, train.py]")
     fault, _ = refused(text)
@@ -220,8 +204,8 @@ def test_deepspeed_in_an_mpijob_gets_no_host_list_and_no_word_of_one() -> None:
 
 
 def sized(text: str, /, **flags: str | None) -> tuple[str, str]:
-    told = variables(sidecars(injected(text, **flags).text)[0])
-    return told["MUSTER_MIN"], told["MUSTER_MAX"]
+    said = told(text, **flags)
+    return said["MUSTER_MIN"], said["MUSTER_MAX"]
 
 
 LEAST, MOST = {"name": "LEAST", "value": "1"}, {"name": "N", "value": "6"}
@@ -271,9 +255,3 @@ def test_a_megabyte_of_words_is_searched_in_bounds() -> None:
     found = launches.found_launches({"command": words, "args": ["torchrun " * 100_000]})
     assert len(found) == launches.LAUNCHERS_MOST
     assert all(len(one.words) <= launches.OPTIONS_MOST for one in found)
-
-
-def test_the_page_has_every_sentence() -> None:
-    page = " ".join(PAGE.read_text().split())
-    for sentence in SENTENCES.values():
-        assert re.sub(r"{(\w+)}", lambda found: found[1].upper(), sentence) in page

@@ -23,22 +23,19 @@ from tests.support.injection.injecting import (
     FLAGS,
     again,
     injected,
+    lawful,
     loaded,
     manifest,
     pods,
-    refused,
+    settled,
     sidecars,
+    told,
     variables,
 )
 
 
 def pod_of(text: str, /, **flags: str | None) -> Any:
     return pods(loaded(injected(text, **flags).text))[0]
-
-
-def told(text: str, /, **flags: str | None) -> dict[str, Any]:
-    """The sidecar's variables."""
-    return variables(sidecars(injected(text, **flags).text)[0])
 
 
 def field(path: str) -> dict[str, Any]:
@@ -77,12 +74,6 @@ def test_slots_as_the_spec_says(container: dict[str, Any], slots: str) -> None:
     assert told(manifest(**container))["MUSTER_SLOTS"] == slots
 
 
-def test_slots_as_the_object_says() -> None:
-    launcher, worker = map(variables, sidecars(injected(CORPUS["mpi"]).text))
-    assert (launcher["MUSTER_ROLE"], launcher["MUSTER_SLOTS"]) == ("launcher", "2")
-    assert (worker.get("MUSTER_ROLE"), worker["MUSTER_SLOTS"]) == (None, "2")
-
-
 NO_JOB: dict[str, str | None] = {"job": None}
 UID = label("batch.kubernetes.io/controller-uid")
 NAMED = {
@@ -97,17 +88,17 @@ SET_INDEX = label("apps.kubernetes.io/pod-index")
 JOB_INDEX = label("batch.kubernetes.io/job-completion-index")
 JOB_NAME = label("batch.kubernetes.io/job-name")
 JOBSET_NAME = label("jobset.sigs.k8s.io/jobset-name")
+NO_SIZE: dict[str, str | None] = {"min_nodes": None, "max_nodes": None}
+UNSET = ("FIRST_CALL", "LAST_CALL", "TOPOLOGY", "SIZES", "UNIT", "ON_CUT", "STUCK_AFTER", "WARM")
+STUCK = {"stuck_after_s": "2m", "when_stuck": "reform"}
+SIZES = {"max_nodes": "8", "sizes": "2,4,8", "gather_s": "30s", "on_cut": "hold"}
 
 
 @pytest.mark.parametrize(
     ("text", "flags", "expected"),
     [
         (CORPUS["anchors"], {}, {"MUSTER_MIN": "2", "MUSTER_MAX": "4"}),
-        (
-            CORPUS["anchors"],
-            {"min_nodes": None, "max_nodes": None},
-            {"MUSTER_MIN": "1", "MUSTER_MAX": "4"},
-        ),
+        (CORPUS["anchors"], NO_SIZE, {"MUSTER_MIN": "1", "MUSTER_MAX": "4"}),
         (manifest(), NO_JOB, NAMED),
         (manifest(), {"namespace": "other"}, {"MUSTER_NAMESPACE": "other"}),
         (manifest("Job"), {}, {"MUSTER_JOB_UID": UID, "MUSTER_INDEX": JOB_INDEX}),
@@ -118,13 +109,38 @@ JOBSET_NAME = label("jobset.sigs.k8s.io/jobset-name")
         (manifest("StatefulSet"), {}, {"MUSTER_JOB_UID": None, "MUSTER_INDEX": SET_INDEX}),
         (manifest("Deployment"), {}, {"MUSTER_JOB_UID": None, "MUSTER_INDEX": None}),
         (manifest("ReplicaSet"), {}, {"MUSTER_JOB_UID": None}),
+        (CORPUS["mpi"], {}, {"MUSTER_ROLE": "launcher", "MUSTER_SLOTS": "2"}),
+        (manifest(), {}, {f"MUSTER_{name}": None for name in UNSET}),
+        (manifest(), STUCK, {"MUSTER_STUCK_AFTER": "120s", "MUSTER_WHEN_STUCK": "reform"}),
+        (
+            manifest(),
+            SIZES,
+            {"MUSTER_SIZES": "2,4,8", "MUSTER_GATHER": "30s", "MUSTER_ON_CUT": "hold"},
+        ),
+        (
+            manifest(),
+            {"first_call_s": "3s", "last_call_s": "0"},
+            {"MUSTER_FIRST_CALL": "3s", "MUSTER_LAST_CALL": "0s"},
+        ),
+        (manifest(), {"topology": "b1/r2"}, {"MUSTER_TOPOLOGY": "b1/r2"}),
+        (CORPUS["own-rendezvous"], {"below_min": "hold"}, {"MUSTER_BELOW_MIN": None}),
+        (CORPUS["commented-deployment"], {"below_min": "commit"}, {"MUSTER_BELOW_MIN": "commit"}),
+        (ON_HOST, {"http_port": "12345"}, {"MUSTER_HTTP_PORT": "12345"}),
     ],
 )
-def test_who_the_member_is_and_of_which_job(
+def test_what_the_sidecar_is_told(
     text: str, flags: dict[str, str | None], expected: dict[str, Any]
 ) -> None:
     said = told(text, **flags)
     assert {name: said.get(name) for name in expected} == expected
+    # By its annotations another call without flags does the same.
+    made = injected(text, **flags).text
+    assert again(made) == made
+
+
+def test_a_worker_has_the_slots_of_its_object_and_no_role() -> None:
+    _, worker = map(variables, sidecars(injected(CORPUS["mpi"]).text))
+    assert (worker.get("MUSTER_ROLE"), worker["MUSTER_SLOTS"]) == (None, "2")
 
 
 def test_every_run_of_a_cron_job_is_a_rendezvous_of_its_own() -> None:
@@ -147,11 +163,10 @@ def test_every_object_of_a_generated_name_is_a_job_of_its_own(name: str, own_nam
         r"(?m)^metadata:(\s+| \{)name: [\w-]+", r"metadata:\1generateName: ft-", CORPUS[name]
     )
     assert "generateName: ft-" in text
-    made = injected(text, job=None).text
+    made = lawful(text, job=None)
     for one in sidecars(made):
         assert variables(one)["MUSTER_JOB"] == label(own_name)
     assert {*re.findall(r"muster\.dev/job: (\S+?)[,}\n]", made)} == {"ft"}
-    assert again(made) == made
     assert inject(text, Request(FLAGS, {})).text.count("value: digits")
 
 
@@ -170,29 +185,10 @@ def test_a_sidecar_takes_what_it_is_told(wrap: str) -> None:
     assert (config.policy.min_nodes, config.policy.max_nodes, config.grace_s) == (2, 4, 60)
 
 
-def test_what_happens_to_stuck_ranks_is_set_on_the_template() -> None:
-    first = injected(manifest(command=["a"]), stuck_after_s="2m", when_stuck="reform").text
-    env = variables(sidecars(first)[0])
-    assert (env["MUSTER_STUCK_AFTER"], env["MUSTER_WHEN_STUCK"]) == ("120s", "reform")
-    assert "muster.dev/stuck-after" in first
-    assert again(first) == first
-
-
-def test_sizes_of_a_world_stay_on_the_template_and_go_with_their_annotation() -> None:
-    first = injected(
-        manifest(command=["a"]), max_nodes="8", sizes="2,4,8", gather_s="30s", on_cut="hold"
-    ).text
-    env = variables(sidecars(first)[0])
-    assert env["MUSTER_ON_CUT"] == "hold"
-    assert (env["MUSTER_SIZES"], env["MUSTER_GATHER"], "MUSTER_UNIT" in env) == (
-        "2,4,8",
-        "30s",
-        False,
-    )
-    assert again(first) == first
-    other = again(first, sizes="any", unit="4")
-    assert variables(sidecars(other)[0])["MUSTER_UNIT"] == "4"
-    assert "MUSTER_SIZES" not in variables(sidecars(other)[0])
+def test_a_setting_goes_with_its_annotation() -> None:
+    made = again(injected(manifest(), **SIZES).text, sizes="any", unit="4")
+    said = variables(sidecars(made)[0])
+    assert (said["MUSTER_UNIT"], "MUSTER_SIZES" in said) == ("4", False)
 
 
 def test_settings_come_from_the_environment_last() -> None:
@@ -208,29 +204,15 @@ RACK = "{metadata.annotations['example.org/rack']}"
 
 
 def test_a_topology_is_put_together_from_what_each_pod_says_of_itself() -> None:
-    assert "MUSTER_TOPOLOGY" not in told(manifest())
-    assert told(manifest(), topology="b1/r2")["MUSTER_TOPOLOGY"] == "b1/r2"
-    made = injected(manifest(), topology=f"{ZONE}/b1/{RACK}").text
-    assert (
-        variables(sidecars(made)[0]).items()
-        >= {
-            "MUSTER_TOPOLOGY": "$(TOPOLOGY_PART_1)/b1/$(TOPOLOGY_PART_3)",
-            "TOPOLOGY_PART_1": label("topology.kubernetes.io/zone"),
-            "TOPOLOGY_PART_3": field("metadata.annotations['example.org/rack']"),
-        }.items()
-    )
+    made = lawful(manifest(), topology=f"{ZONE}/b1/{RACK}")
     # A variable is put into another one only if it stands before it.
-    names = [variable["name"] for variable in sidecars(made)[0]["env"]]
-    assert names[-3:] == ["TOPOLOGY_PART_1", "TOPOLOGY_PART_3", "MUSTER_TOPOLOGY"]
-    # The next call knows it by the annotation, and another one leaves no part behind.
-    assert again(made) == made
-    assert not [name for name in told(made, topology="b1") if name.startswith("TOPOLOGY_PART")]
-
-
-@pytest.mark.parametrize("text", ["{zone}", "b1/{metadata.name}", ZONE + "}", "b 1", "$(ZONE)/r1"])
-def test_what_is_no_topology_of_a_template(text: str) -> None:
-    (sentence,) = refused(manifest(), topology=text)
-    assert "--topology (MUSTER_TOPOLOGY)" in sentence
+    assert list(variables(sidecars(made)[0]).items())[-3:] == [
+        ("TOPOLOGY_PART_1", label("topology.kubernetes.io/zone")),
+        ("TOPOLOGY_PART_3", field("metadata.annotations['example.org/rack']")),
+        ("MUSTER_TOPOLOGY", "$(TOPOLOGY_PART_1)/b1/$(TOPOLOGY_PART_3)"),
+    ]
+    # Another one leaves no part behind.
+    assert "TOPOLOGY_PART" not in again(made, topology="b1")
 
 
 BELOW_MIN = {
@@ -267,24 +249,6 @@ def test_when_a_job_replaces_its_pods_is_its_own_to_say(said: str, sent: str | N
         assert told(text).get("MUSTER_BELOW_MIN") == sent
 
 
-@pytest.mark.parametrize(
-    ("name", "said", "sent"),
-    [("own-rendezvous", "hold", None), ("commented-deployment", "commit", "commit")],
-)
-def test_what_a_template_says_of_too_few_pods_counts_before_its_kind(
-    name: str, said: str, sent: str | None
-) -> None:
-    text = injected(CORPUS[name], below_min=said).text
-    assert {variables(one).get("MUSTER_BELOW_MIN") for one in sidecars(text)} == {sent}
-    assert inject(text, Request({}, {})).text == text
-
-
-def test_the_calls_of_a_template_reach_its_sidecar() -> None:
-    said = told(manifest(), first_call_s="3s", last_call_s="0")
-    assert (said["MUSTER_FIRST_CALL"], said["MUSTER_LAST_CALL"]) == ("3s", "0s")
-    assert not {"MUSTER_FIRST_CALL", "MUSTER_LAST_CALL"} & told(manifest()).keys()
-
-
 def test_ports_on_the_network_of_a_node_are_the_jobs_own() -> None:
     one, other = told(ON_HOST, job="one"), told(ON_HOST, job="other")
     names = ("MUSTER_HTTP_PORT", "MUSTER_RELAY_PORT")
@@ -294,7 +258,6 @@ def test_ports_on_the_network_of_a_node_are_the_jobs_own() -> None:
     assert told(ON_HOST, job="one") == one
     (note,) = [n for n in injected(ON_HOST, job="one").notes if "hostNetwork" in n]
     assert one["MUSTER_HTTP_PORT"] in note
-    assert told(ON_HOST, http_port="12345")["MUSTER_HTTP_PORT"] == "12345"
     probe = pod_of(ON_HOST, http_port="12345")["initContainers"][0]["startupProbe"]
     assert probe["httpGet"] == {"path": "/readyz", "port": 12345}
 
@@ -321,12 +284,13 @@ def test_secrets_are_the_sidecars_alone() -> None:
     assert "ETCD" not in json.dumps(trainer)
 
 
-def test_the_sidecar_needs_no_rights() -> None:
-    made = pod_of(manifest())["initContainers"][0]["securityContext"]
+@pytest.mark.parametrize("user", [None, "1000", "none"])
+def test_the_sidecar_needs_no_rights(user: str | None) -> None:
+    number = int(user or 65532) if user != "none" else None
+    made = sidecars(lawful(manifest(), user=user))[0]["securityContext"]
     assert made == {
         "runAsNonRoot": True,
-        "runAsUser": 65532,
-        "runAsGroup": 65532,
+        **({} if number is None else {"runAsUser": number, "runAsGroup": number}),
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
@@ -389,7 +353,7 @@ def test_where_the_pod_itself_asks_the_sidecar_does_not(of_the_pod: Any, resourc
     (note,) = [note for note in result.notes if "resources" in note or "BestEffort" in note]
     assert note.startswith("Deployment/digits: spec.template.spec.resources are for all containers")
     assert "128Mi" in note
-    assert again(result.text) == result.text
+    lawful(manifest(resources=resources, pod={"resources": of_the_pod}))
 
 
 @pytest.mark.parametrize("of_the_pod", [{}, None, {"requests": {}}])
@@ -408,30 +372,61 @@ def changed_by_hand(text: str, pod: Any, sidecar: Any) -> str:
     return json.dumps(value)
 
 
-def test_a_sidecar_leaves_its_own_resources_where_the_pod_gets_some() -> None:
-    text = injected(manifest(resources={"limits": LIMITS})).text
-    text = changed_by_hand(text, {"resources": {"limits": ONE}}, {})
-    assert "resources" not in sidecars(again(text))[0]
+ASKS_FOR_MEMORY = {"requests": {"memory": "64Mi"}}
 
 
-def test_what_hands_give_a_sidecar_within_its_pod_stays() -> None:
-    by_hand = {"resources": {"requests": {"memory": "64Mi"}}}
-    text = injected(manifest(pod={"resources": {"requests": ONE}})).text
-    made = again(changed_by_hand(text, {}, by_hand))
-    assert sidecars(made)[0]["resources"] == by_hand["resources"]
+@pytest.mark.parametrize(
+    ("made", "pod", "sidecar", "left"),
+    [
+        # The pod gets some of its own.
+        (manifest(resources={"limits": LIMITS}), {"resources": {"limits": ONE}}, {}, None),
+        (
+            manifest(pod={"resources": {"requests": ONE}}),
+            {},
+            {"resources": ASKS_FOR_MEMORY},
+            ASKS_FOR_MEMORY,
+        ),
+    ],
+)
+def test_resources_that_hands_give_the_pod_or_its_sidecar(
+    made: str, pod: Any, sidecar: Any, left: Any
+) -> None:
+    text = settled(changed_by_hand(injected(made).text, pod, sidecar))
+    assert sidecars(text)[0].get("resources") == left
 
 
-@pytest.mark.parametrize("by_hand", [{"requests": {"memory": "64Mi"}}, {"limits": {"memory": 1}}])
-def test_what_hands_give_a_sidecar_is_not_to_become_the_pods(by_hand: Any) -> None:
-    """Without a request of its own a pod requests what its containers do, not what it may use."""
-    asks = {"limits": ONE, "requests": {"cpu": "1"}}
-    text = injected(manifest(pod={"resources": asks})).text
+ASKS = manifest(pod={"resources": {"limits": ONE, "requests": {"cpu": "1"}}})
+OF_SIDECAR = "spec.template.spec.initContainers[muster].resources"
+# Without a request of its own a pod requests what its containers do, not what it may use.
+BECOMES_THE_PODS = (
+    f"{OF_SIDECAR} asks for memory, and spec.template.spec.resources.requests does not: give a"
+    " request there, or remove it here"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "by_hand", "said"),
+    [
+        (ASKS, {"requests": {"memory": "64Mi"}}, BECOMES_THE_PODS),
+        (ASKS, {"limits": {"memory": 1}}, BECOMES_THE_PODS),
+        (
+            manifest(),
+            {"limits": {"nvidia.com/gpu": 1}},
+            f"{OF_SIDECAR} asks for nvidia.com/gpu, which the sidecar would take from the training:"
+            " remove it there",
+        ),
+        (
+            manifest(resources={"limits": LIMITS}),
+            {"requests": {"cpu": "1m"}},
+            f"{OF_SIDECAR} would make the pod Burstable, which is Guaranteed without it: remove"
+            " them, and inject chooses",
+        ),
+    ],
+)
+def test_resources_that_a_sidecar_cannot_have(text: str, by_hand: Any, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        again(changed_by_hand(text, {}, {"resources": by_hand}))
-    (line,) = str(caught.value).splitlines()
-    assert "spec.template.spec.initContainers[muster].resources asks for memory" in line
-    assert "spec.template.spec.resources.requests does not" in line
-    assert line.endswith(": give a request there, or remove it here")
+        again(changed_by_hand(injected(text).text, {}, {"resources": by_hand}))
+    assert str(caught.value) == f"Deployment/digits: {said}"
 
 
 def carrying(**by_hand: str) -> str:
@@ -453,11 +448,9 @@ def carrying(**by_hand: str) -> str:
 def test_a_fresh_sidecar_has_the_time_that_it_may_need(
     by_hand: dict[str, str], needed_s: int
 ) -> None:
-    text = again(carrying(**by_hand))
-    probe = sidecars(text)[0]["startupProbe"]
+    probe = sidecars(settled(carrying(**by_hand)))[0]["startupProbe"]
     assert probe["periodSeconds"] == 1
     assert needed_s + 10 <= probe["failureThreshold"] <= 1.5 * needed_s + 30
-    assert again(text) == text
 
 
 def test_a_time_that_is_none_is_told() -> None:
@@ -525,16 +518,14 @@ def test_what_will_not_do_what_it_seems_to_is_said(
     assert sum(sentence in note for note in injected(text, **flags).notes) == times
 
 
+def test_a_command_that_is_wrapped_already_is_left_as_it_is() -> None:
+    (container,) = pods(loaded(lawful(WRAPPED)))[0]["containers"]
+    assert container["command"] == ["/var/run/muster/bin/muster-run", "--", "torchrun"]
+
+
 @pytest.mark.parametrize("wrap", ["true", "false"])
 def test_a_hook_of_the_users_stays(wrap: str) -> None:
     assert pod_of(HOOKED, wrap=wrap)["containers"][0]["lifecycle"] == HOOK
-
-
-def test_a_command_that_is_wrapped_already_is_left_as_it_is() -> None:
-    result = injected(WRAPPED).text
-    command = ["/var/run/muster/bin/muster-run", "--", "torchrun"]
-    assert pods(loaded(result))[0]["containers"][0]["command"] == command
-    assert again(result) == result
 
 
 def test_without_a_command_the_end_is_held_by_a_hook() -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from injection.injection import Request, inject
-from rdzv.errors import ConfigError
 from tests.support.injection.corpus import CORPUS
-from tests.support.injection.injecting import FLAGS, POD, again, injected, refused
+from tests.support.injection.injecting import POD, injected, refused
 
 
 def changed(old: str, new: str, text: str = POD) -> str:
@@ -124,6 +122,8 @@ def test_each_object_without_pods_is_named() -> None:
     assert all(line.endswith(NO_TEMPLATE) for line in lines)
 
 
+ZONE = "{metadata.labels['topology.kubernetes.io/zone']}"
+NO_TOPOLOGIES = ("{zone}", "b1/{metadata.name}", f"{ZONE}}}", "b 1", "$(ZONE)/r1")
 HTTP_AND_RELAY = "--http-port (MUSTER_HTTP_PORT) and --relay-port (MUSTER_RELAY_PORT) are both"
 
 
@@ -151,6 +151,17 @@ HTTP_AND_RELAY = "--http-port (MUSTER_HTTP_PORT) and --relay-port (MUSTER_RELAY_
         ({"relay_port": "9400", "wrap": "true"}, [f"{HTTP_AND_RELAY} 9400"]),
         ({"relay_port": "9400", "wrap": "false"}, [f"{HTTP_AND_RELAY} 9400"]),
         ({"http_port": "8080", "relay_port": "8080"}, [f"{HTTP_AND_RELAY} 8080"]),
+        ({"resources": "cpu=500m:100m"}, ["expected cpu=REQUEST or cpu=REQUEST:LIMIT"]),
+        ({"resources": "cpu=0"}, ["expected cpu=REQUEST"]),
+        ({"resources": "cpu"}, ["expected cpu=REQUEST"]),
+        ({"resources": "cpu=1:"}, ["expected cpu=REQUEST"]),
+        ({"resources": "gpu=1"}, ["expected each of cpu, memory, ephemeral-storage once"]),
+        ({"resources": "cpu=1,cpu=2"}, ["expected each of"]),
+        ({"user": "0"}, ["expected 1 to"]),
+        ({"user": "root"}, ["expected a whole number"]),
+        ({"pull_policy": "always"}, ["expected Always or IfNotPresent or Never"]),
+        ({"pull_secrets": "a,,b"}, ["a name has letters"]),
+        *(({"topology": text}, ["--topology (MUSTER_TOPOLOGY)"]) for text in NO_TOPOLOGIES),
     ],
 )
 def test_settings_that_cannot_be(flags: dict[str, str | None], expected: list[str]) -> None:
@@ -180,36 +191,6 @@ def test_variables_of_an_operator_win_but_over_muster_run(command: str, wrap: st
     assert "give the container its command" in line
 
 
-GUARANTEED = changed("image: i", "image: i\n          resources: {limits: {cpu: 4, memory: 8Gi}}")
-ALWAYS = "          restartPolicy: Always"
-
-
-@pytest.mark.parametrize(
-    ("text", "old", "new", "parts"),
-    [
-        (
-            POD,
-            ALWAYS,
-            f"{ALWAYS}\n          resources: {{limits: {{nvidia.com/gpu: 1}}}}",
-            ["initContainers[muster].resources asks for nvidia.com/gpu", "remove it there"],
-        ),
-        (
-            GUARANTEED,
-            'requests: {memory: "128Mi", cpu: "500m"}',
-            'requests: {cpu: "1m"}',
-            ["make the pod Burstable, which is Guaranteed without it"],
-        ),
-    ],
-    ids=["accelerator", "class"],
-)
-def test_resources_that_hands_gave_the_sidecar(
-    text: str, old: str, new: str, parts: list[str]
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        again(changed(old, new, injected(text).text))
-    assert all(part in str(caught.value) for part in parts)
-
-
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -224,19 +205,6 @@ def test_what_is_written_elsewhere(old: str, new: str, said: str) -> None:
     assert "write it out there" in line
     overruled = changed("          command:", "          <<: *c\n          command:")
     assert "muster-run" in injected(anchors + overruled).text
-
-
-def test_of_several_objects_one_must_be_named() -> None:
-    both = POD + "---\n" + POD.replace("name: digits", "name: etcd")
-    (line,) = refused(both)
-    assert "--object Deployment/digits" in line
-    assert "there are Deployment/digits, Deployment/etcd" in line
-    named = inject(both, Request(FLAGS, {}, ["deployment/d*"]))
-    assert named.text.count("name: muster\n") == 1
-    assert named.notes[0] == "Deployment/etcd: left as it is: no --object names it"
-    assert again(named.text) == named.text
-    with pytest.raises(ConfigError, match="nothing is called Job/x here; there are Deployment"):
-        inject(both, Request(FLAGS, {}, ["Job/x"]))
 
 
 def test_a_setting_by_hand_and_another_by_a_flag() -> None:

@@ -84,6 +84,8 @@ def test_a_refusal_of_all_namespaces_says_so() -> None:
         ("torchrun train.py --save-steps 100", None),
         ("torchrun train.py --max-steps $STEPS", None),
         ("torchrun train.py --max-steps -1", None),
+        ("torchrun train.py --max-steps " + "9" * 5000, None),
+        ("torchrun train.py --max-steps=\u0664\u0662", None),
     ],
 )
 def test_the_last_step_is_read_from_the_launch_line(line: str, steps: int | None) -> None:
@@ -133,22 +135,6 @@ def status(ended: Ran | str) -> bytes:
     return message(3, json.dumps(status_of(ended)).encode())
 
 
-def test_output_of_both_streams_and_the_exit_status() -> None:
-    told = (message(1, b"a\n"), message(2, b"warn\n"), message(1, b"b\n"))
-    assert taken(*told, status(Ran(0, "", ""))) == Ran(0, "a\nb\n", "warn\n")
-    assert taken(status(Ran(66, "", ""))) == Ran(66, "", "")
-
-
-def test_a_character_split_between_messages_is_whole() -> None:
-    assert taken(message(1, b"\xe2\x86"), message(1, b"\x92"), status(Ran(0, "", ""))) == Ran(
-        0, "→", ""
-    )
-
-
-def test_bytes_that_are_no_text_are_shown_as_replaced() -> None:
-    assert taken(message(1, b"\xff\xe2"), status(Ran(0, "", ""))) == Ran(0, "\ufffd\ufffd", "")
-
-
 def test_output_goes_to_its_reader_as_it_comes() -> None:
     heard: list[tuple[bool, str]] = []
     execution = Execution(lambda is_stderr, text: heard.append((is_stderr, text)))
@@ -168,9 +154,20 @@ def test_a_pod_that_writes_without_end_takes_no_memory_without_end(channel: int)
         execution.take(piece)
 
 
+WELL = status(Ran(0, "", ""))
+
+
 @pytest.mark.parametrize(
-    ("messages", "why"),
+    ("messages", "ended"),
     [
+        (
+            (message(1, b"a\n"), message(2, b"warn\n"), message(1, b"b\n"), WELL),
+            Ran(0, "a\nb\n", "warn\n"),
+        ),
+        ((status(Ran(66, "", "")),), Ran(66, "", "")),
+        # A character that is split between messages, and bytes that are no text.
+        ((message(1, b"\xe2\x86"), message(1, b"\x92"), WELL), Ran(0, "→", "")),
+        ((message(1, b"\xff\xe2"), WELL), Ran(0, "\ufffd\ufffd", "")),
         ((message(1, b"a"),), "the connection ended before the command did"),
         ((status("no such container"),), "no such container"),
         ((message(3, b"{"),), "its status cannot be read: {"),
@@ -178,8 +175,10 @@ def test_a_pod_that_writes_without_end_takes_no_memory_without_end(channel: int)
         ((b"", message(9, b"new"), message(3, b"{}")), "it failed without a reason"),
     ],
 )
-def test_a_command_without_a_status_has_a_reason(messages: tuple[bytes, ...], why: str) -> None:
-    assert taken(*messages) == why
+def test_a_command_ends_with_output_and_status_or_with_a_reason(
+    messages: tuple[bytes, ...], ended: Ran | str
+) -> None:
+    assert taken(*messages) == ended
 
 
 RUNS: dict[str, Any] = {"state": {"running": {}}}
@@ -206,10 +205,14 @@ def pod(**status: Any) -> dict[str, Any]:
         "spec": {
             "nodeName": "node-a",
             "initContainers": [{"name": "muster", "env": []}],
-            "containers": [{"name": "trainer"}],
+            "containers": [{"name": "trainer", "args": ["--max-steps=9"]}],
         },
         "status": status,
     }
+
+
+def waiting(reason: str, **more: str) -> list[Any]:
+    return [{"name": "trainer", "state": {"waiting": {"reason": reason, **more}}}]
 
 
 def test_a_pod_that_trains() -> None:
@@ -226,7 +229,7 @@ def test_a_pod_that_trains() -> None:
     )
     assert (found.ready, found.sidecar_runs, found.spot) == (True, True, True)
     assert (found.sidecar, found.containers, found.why_pending) == ("muster", ("trainer",), "")
-    assert found.maker == ("StatefulSet", "digits")
+    assert (found.maker, found.steps) == (("StatefulSet", "digits"), 9)
     assert found.owner is not None
     assert found.created_unix_s == 1767225600.0
 
@@ -237,58 +240,32 @@ def test_a_user_without_rights_to_nodes_knows_no_spot() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "why"),
+    ("phase", "status", "why"),
     [
+        ("Running", {}, ""),
         (
+            "Running",
+            {"containerStatuses": waiting("CrashLoopBackOff", message="back-off 40s")},
+            "CrashLoopBackOff: back-off 40s",
+        ),
+        (
+            "Pending",
             {"conditions": [{"type": "PodScheduled", "status": "False", "message": "no GPU"}]},
             "no GPU",
         ),
         (
+            "Pending",
             {
                 "initContainerStatuses": [{"name": "muster", **RUNS}],
-                "containerStatuses": [
-                    {
-                        "name": "trainer",
-                        "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no tag"}},
-                    }
-                ],
+                "containerStatuses": waiting("ImagePullBackOff", message="no tag"),
             },
             "ImagePullBackOff: no tag",
         ),
-        (
-            {
-                "containerStatuses": [
-                    {"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}
-                ]
-            },
-            "its containers start",
-        ),
+        ("Pending", {"containerStatuses": waiting("PodInitializing")}, "its containers start"),
     ],
 )
-def test_a_pending_pod_says_why(status: dict[str, Any], why: str) -> None:
-    assert job_pod(pod(phase="Pending", **status)).why_pending == why
-
-
-def test_a_pod_that_runs_says_which_container_does_not() -> None:
-    waits = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}}
-    containers = [{"name": "trainer", "state": waits}]
-    found = job_pod(pod(phase="Running", containerStatuses=containers))
-    assert found.why_pending == "CrashLoopBackOff: back-off 40s"
-    assert job_pod(pod(phase="Running")).why_pending == ""
-
-
-@pytest.mark.parametrize(
-    ("words", "steps"),
-    [
-        ("--max-steps=1_000", 1000),
-        ("--max-steps " + "9" * 5000, None),
-        ("--max-steps=\u0664\u0662", None),
-    ],
-)
-def test_a_launch_line_names_its_last_step(words: str, steps: int | None) -> None:
-    found = pod()
-    found["spec"]["containers"][0]["args"] = words.split()
-    assert job_pod(found).steps == steps
+def test_a_pod_says_why_it_does_not_run(phase: str, status: dict[str, Any], why: str) -> None:
+    assert job_pod(pod(phase=phase, **status)).why_pending == why
 
 
 def node_pod(name: str, node: str, *, runs: bool = True, phase: str = "Running") -> JobPod:

@@ -56,14 +56,6 @@ def test_only_one_that_ended_by_itself_after_progress_is_started_again(
     assert (f"after {ended.steps} steps" in sentence) or not again
 
 
-@given(st.integers(0, 255), st.none() | st.integers(0, 10**6), st.integers(0, 10**6))
-def test_without_progress_its_status_is_the_last_word(
-    status: int, steps: int | None, least: int
-) -> None:
-    again, _ = starts_again(Ended(status, steps), least)
-    assert again == (status != 0 and steps is not None and 0 < least <= steps)
-
-
 @pytest.mark.parametrize("text", ["", "0", " 50 ", "999999999"])
 def test_the_number_of_steps_is_read_as_the_sidecar_reads_it(text: str) -> None:
     setting = settings_of(Config)["restart_steps"]

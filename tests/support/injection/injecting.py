@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
 import yaml
 
+from injection import cautions, failure_policy
 from injection.injection import Injected, Request, inject, take_out
+from injection.remarks import Remark
 from injection.settings import TABLE
 from rdzv.errors import ConfigError
 
@@ -79,6 +82,48 @@ def removed(text: str) -> str:
 
 def again(text: str, /, **flags: str | None) -> str:
     return inject(text, Request(flags, {})).text
+
+
+def settled(text: str) -> str:
+    """An injected text, injected once more; a third time changes nothing."""
+    result = again(text)
+    assert again(result) == result
+    return result
+
+
+def lawful(text: str, /, **flags: str | None) -> str:
+    """``text`` with the sidecar, which comes out again to the byte and goes in once only."""
+    result = injected(text, **flags).text
+    assert result != text
+    assert removed(result) == text
+    assert again(result) == result
+    return result
+
+
+def told(text: str, /, **flags: str | None) -> dict[str, Any]:
+    """The variables of the first sidecar."""
+    return variables(sidecars(injected(text, **flags).text)[0])
+
+
+SENTENCES = {
+    name: text
+    for module in (cautions, failure_policy)
+    for name, text in vars(module).items()
+    if name.isupper() and isinstance(text, str) and re.search("{(name|path|kind)}", text)
+} | {"NO_POLICY": failure_policy.NO_POLICY + failure_policy.OFFER}
+"""The remarks of which the documentation has each, in these words."""
+ON_LAUNCHES = (
+    *("OVERRIDDEN", "NNODES", "FIXED", "WINS", "HIDDEN", "ADDRESS_WINS", "KEPT", "APART"),
+    *("ONE_PROCESS", "BY_DEEPSPEED", "FOREIGN", "NO_LAUNCHER", "NO_CENTRAL"),
+)
+
+
+def of_sentences(text: str, names: Iterable[str], /, **flags: str | None) -> list[Remark]:
+    """The remarks that are one of these sentences, without the object that each begins with."""
+    patterns = [re.sub(r"\\{\w+\\}", ".+", re.escape(SENTENCES[name])) for name in names]
+    found = injected(text, **flags).notes
+    notes = [Remark(note.partition(": ")[2], note.level) for note in found]
+    return [note for note in notes if any(re.fullmatch(one, note) for one in patterns)]
 
 
 def refused(text: str, /, **flags: str | None) -> list[str]:

@@ -26,7 +26,6 @@ class RelayedPod:
     stack: AsyncExitStack
     sidecar: Sidecar | None = None
     runner: asyncio.subprocess.Process | None = None
-    lives: list[Sidecar] = field(default_factory=list)
     of_container: dict[str, str] = field(default_factory=dict)
     """Variables of the training container's own."""
 
@@ -41,7 +40,6 @@ class RelayedPod:
         self.sidecar = await self.stack.enter_async_context(
             sidecar(self.endpoint, self.run_dir, **settings)
         )
-        self.lives.append(self.sidecar)
         await self.sidecar.until_ready()
 
     async def kill_sidecar(self) -> None:
