@@ -24,7 +24,6 @@ from rdzv.store.memory.actions import Erase, Read, Write
 from rdzv.store.memory.client import Faults, MemoryEngine, MemoryStore
 from rdzv.store.memory.engine import Watcher
 from tests.support.clocks.hand import HandClock
-from tests.support.store.cut import Cut
 
 
 async def test_a_lease_ends_when_the_hand_clock_says_so(clock: HandClock) -> None:
@@ -133,22 +132,6 @@ async def test_a_hook_that_waits_ends_a_call_as_its_deadline_would() -> None:
     with pytest.raises(StoreUnavailable):
         await store.range("a", timeout_s=0.01)
     assert store.engine.revision == 2
-
-
-async def test_a_cut_cable_holds_watches_back_and_loses_nothing() -> None:
-    engine, cut = MemoryEngine(), Cut()
-    near, far = MemoryStore(engine), MemoryStore(engine, faults=cut)
-    async with aclosing(far.watch("k", 1)) as batches:
-        cut.cut()
-        pending = asyncio.ensure_future(anext(batches))
-        await near.txn([], [Put("k1", b"")])
-        await near.txn([], [Put("k2", b"")])
-        with pytest.raises(StoreUnavailable):
-            await far.range("k")
-        assert not pending.done()
-        cut.mend()
-        batch = await pending
-    assert [event.kv.key for event in batch.events] == ["k1", "k2"]
 
 
 def test_a_slow_watcher_is_bounded_and_reads_the_history_again() -> None:
