@@ -50,9 +50,9 @@ class Effect:
     """What was seen of one fault; times are the worst of all sidecars.
 
     Times are for the table alone, and no bar: ``store_gap_s``, for how long the store itself could
-    not serve, whoever asks (``watch.Health``). ``worlds`` counts those that formed since the fault
-    began. ``wrong`` has a sentence for each
-    thing that may never be.
+    not serve, whoever asks (``watch.Health``), which is found beside a real job alone. ``worlds``
+    counts those that formed since the fault began. ``wrong`` has a sentence for each thing that may
+    never be.
     """
 
     store_gap_s: float
@@ -222,8 +222,9 @@ class FaultRig:
         done = asyncio.Event()
         run = self.keys.in_generation(1).run(SHARED_RUN)
         async with store_order(self.store, run) as order, asyncio.TaskGroup() as tasks:
-            work = [numbers.run(), health.run(), self._witness_members()]
-            work += [one.run() for one in swaps]
+            work = [numbers.run(), self._witness_members(), *(one.run() for one in swaps)]
+            if self.job is not None:
+                work.append(health.run())
             busy = [tasks.create_task(one) for one in work]
             loaded = {
                 one.name: tasks.create_task(load.run([one.port], clients=1, done=done.is_set))
@@ -235,7 +236,7 @@ class FaultRig:
             self.tell("the fault is over")
             await self.settled()
             since_s = self._since_s
-            store_gap_s = gap_s(health.served_at_s, since_s)
+            store_gap_s = gap_s(health.served_at_s, since_s) if self.job is not None else 0.0
             watch_gap_s = max(gap_s(one.at_s, since_s) for one in seen)
             write_outage_s = max(gap_s(one.done_at_s, since_s) for one in swaps)
             done.set()
