@@ -140,14 +140,6 @@ async def test_answers_that_are_kept_are_bounded() -> None:
         assert not {b"large", b"set"} & kv.answers.by_request.keys()
 
 
-async def test_an_own_write_shows_at_once_and_another_sidecar_sees_it() -> None:
-    async with sidecars(None, None) as (one, two):
-        await put(one, [(b"/a", b"1"), (b"/b", b"2")])
-        assert one.cells.value(b"/a") == b"1"
-        assert await read(two, b"/b") == b"2"
-        await soon(two, b"/a", b"1")
-
-
 async def test_more_is_set_at_once_than_one_transaction_of_etcd_takes() -> None:
     many = [(b"/rank/%d" % n, b"%d" % n) for n in range(300)]
     large = [(b"/large/%d" % n, b"v" * MAX_VALUE_BYTES) for n in range(2)]
@@ -583,27 +575,35 @@ async def test_i5_known_keys_are_answered_and_writes_wait_while_the_store_is_awa
         assert await read(kv, b"/late") == b"2"
 
 
-async def test_an_old_rounds_keys_are_dropped_and_nothing_else() -> None:
+@pytest.mark.parametrize(
+    ("forget", "gone", "kept"),
+    [
+        pytest.param(
+            lambda kv: kv.forget(b"/r.JOB.1/"),
+            [b"/r.JOB.1/a"],
+            [b"/r.JOB.10/a", b"/r.JOB.2/a"],
+            id="an old round",
+        ),
+        pytest.param(
+            lambda kv: kv.forget_others(b"/r.JOB.", b"/r.JOB.12/"),
+            [b"/r.JOB.1/a", b"/r.JOB.3/b/c"],
+            [b"/r.JOB.12/a", b"/r.JOB2/1/a", b"/r.JOB.odd"],
+            id="all worlds but the present one",
+        ),
+    ],
+)
+async def test_old_keys_are_dropped_and_nothing_else(
+    forget: Callable[[Kv], Awaitable[None]], gone: list[bytes], kept: list[bytes]
+) -> None:
     async with sidecars(None, None) as (one, two):
-        await put(one, [(b"/r.JOB.1/a", b"1"), (b"/r.JOB.10/a", b"1"), (b"/r.JOB.2/a", b"1")])
+        await put(one, [(key, b"1") for key in (*gone, *kept)])
         await one.counters.add(b"/r.JOB.1/n", 1, Stamp("s", 1))
         await one.queues.push(b"/r.JOB.1/q", b"e", Stamp("t", 1))
         await soon(two, b"/r.JOB.1/n", b"1")
-        await one.forget(b"/r.JOB.1/")
-        await soon(two, b"/r.JOB.1/n", None)
-        assert sorted(two.cells.existing()) == [b"/r.JOB.10/a", b"/r.JOB.2/a"]
+        await forget(one)
+        await soon(two, gone[-1], None)
+        assert sorted(two.cells.existing()) == sorted(kept)
         assert not await two.reads.check([b"/r.JOB.1/q"])
-
-
-async def test_the_keys_of_all_worlds_but_the_present_one_are_dropped() -> None:
-    async with sidecars(None, None) as (one, two):
-        kept = [b"/w/run/12/a", b"/w/run2/1/a", b"/w/run/odd"]
-        await put(one, [(key, b"1") for key in (b"/w/run/1/a", b"/w/run/3/b/c", *kept)])
-        await one.counters.add(b"/w/run/2/n", 1, Stamp("s", 1))
-        await soon(two, b"/w/run/2/n", b"1")
-        await two.forget_others(b"/w/run/", b"/w/run/12/")
-        await soon(one, b"/w/run/3/b/c", None)
-        assert sorted(one.cells.existing()) == sorted(kept)
 
 
 async def test_a_store_that_was_emptied_is_believed() -> None:

@@ -129,24 +129,6 @@ async def test_a_store_that_is_not_there_applied_nothing(driver: type[EtcdStore]
 
 
 @over_a_network
-async def test_reads_and_renewals_find_an_endpoint_that_answers(
-    broken: Broken, backend: Backend
-) -> None:
-    # Of the embedded server there is only one endpoint.
-    fine = backend.connect_by([broken.proxies[0].endpoint, *backend.endpoints[-1:]])
-    async with closing(fine):
-        lease = next(backend.lease_ids)
-        await fine.lease_grant(lease, 60, timeout_s=CALL_S)
-        broken.proxies[0].hold()
-        assert await fine.lease_keep_alive(lease, timeout_s=CALL_S) >= 60
-        await fine.range(broken.key, timeout_s=CALL_S)
-        # By now it asks the one that answers.
-        make_patient(fine)
-        await fine.txn([], [Put(broken.key, b"")], timeout_s=CALL_S)
-        await fine.lease_revoke(lease, timeout_s=CALL_S)
-
-
-@over_a_network
 async def test_a_watch_survives_cuts_and_holes(broken: Broken) -> None:
     start = (await broken.fine.range(broken.key)).revision + 1
     written: list[int] = []
