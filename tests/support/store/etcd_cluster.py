@@ -50,8 +50,8 @@ class _PortTaken(RuntimeError):
 class EtcdCluster:
     """``with EtcdCluster() as cluster: … cluster.endpoints``; leaves nothing running or on disk.
 
-    All that starts a process and waits for it blocks: ``start``, ``restore``, ``empty``,
-    ``etcdctl``, ``enable_auth``. Within a running loop call them through
+    All that starts a process and waits for it blocks: ``start``, ``restart``, ``restore``,
+    ``empty``, ``etcdctl``, ``enable_auth``. Within a running loop call them through
     ``asyncio.to_thread``.
 
     With ``tls`` its clients need TLS, and its ``authority`` signs certificates for it and for
@@ -225,6 +225,12 @@ class EtcdCluster:
             self._processes[member] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
             )
+
+    def restart(self, member: int) -> None:
+        """Kill a member, start it again, and wait until all are healthy."""
+        self.kill(member)
+        self.start(member)
+        self.restore()
 
     def empty(self) -> None:
         """Kill every member, throw its data away, and start again from nothing."""
