@@ -45,7 +45,7 @@ BY_OPCODE: list[tuple[wire.Request, st.SearchStrategy[wire.Request]]] = [
     (wire.Barrier(b"", 0), st.builds(wire.Barrier, keys, numbers)),
 ]
 """torch's operations in the order of their codes: an empty one, and any."""
-requests = st.one_of(any_of for _, any_of in BY_OPCODE)
+requests = st.one_of([any_of for _, any_of in BY_OPCODE])
 
 
 def test_opcodes_are_those_of_torch() -> None:

@@ -127,9 +127,15 @@ class HistoryClient:
         self._end(record)
 
     def _begin(
-        self, request: wire.Request, op: str, key: str, *of_it: str, delta: int = 0
+        self,
+        request: wire.Request,
+        op: str,
+        key: str,
+        value: str = "",
+        expected: str = "",
+        delta: int = 0,
     ) -> Record:
-        record = self._history.begin(Record(self.number, op, key, *of_it, delta=delta))
+        record = self._history.begin(Record(self.number, op, key, value, expected, delta))
         self._raw.send(request)
         return record
 

@@ -35,18 +35,14 @@ class LongPatience(Patience):
 class PatientEtcdStore(EtcdStore):
     """Each call has ``CALL_S``, and no second attempt is made for want of time."""
 
-    range = partialmethod(EtcdStore.range, timeout_s=CALL_S)  # type: ignore[assignment]
-    page = partialmethod(EtcdStore.page, timeout_s=CALL_S)  # type: ignore[assignment]
-    txn = partialmethod(EtcdStore.txn, timeout_s=CALL_S)  # type: ignore[assignment]
-    lease_grant = partialmethod(EtcdStore.lease_grant, timeout_s=CALL_S)  # type: ignore[assignment]
-    lease_keep_alive = partialmethod(  # type: ignore[assignment]
-        EtcdStore.lease_keep_alive, timeout_s=CALL_S
-    )
-    lease_revoke = partialmethod(  # type: ignore[assignment]
-        EtcdStore.lease_revoke, timeout_s=CALL_S
-    )
-    compact = partialmethod(EtcdStore.compact, timeout_s=CALL_S)  # type: ignore[assignment]
-    status = partialmethod(EtcdStore.status, timeout_s=CALL_S)  # type: ignore[assignment]
+    range = partialmethod(EtcdStore.range, timeout_s=CALL_S)
+    page = partialmethod(EtcdStore.page, timeout_s=CALL_S)
+    txn = partialmethod(EtcdStore.txn, timeout_s=CALL_S)
+    lease_grant = partialmethod(EtcdStore.lease_grant, timeout_s=CALL_S)
+    lease_keep_alive = partialmethod(EtcdStore.lease_keep_alive, timeout_s=CALL_S)
+    lease_revoke = partialmethod(EtcdStore.lease_revoke, timeout_s=CALL_S)
+    compact = partialmethod(EtcdStore.compact, timeout_s=CALL_S)
+    status = partialmethod(EtcdStore.status, timeout_s=CALL_S)
 
     def _endpoints(self, access: Access) -> Sequence[EtcdEndpoint]:
         endpoints = super()._endpoints(access)
