@@ -225,7 +225,6 @@ JOINED_BACKWARDS = (*LAPSED, Record(0, "join", "w-0", "1"))
 @pytest.mark.parametrize(
     ("model", "records", "right"),
     [
-        ("linearizable", STALE, False),
         ("ordered", STALE, True),
         ("ordered", OWN_WRITE_MISSED, False),
         ("ordered", WENT_BACK, False),

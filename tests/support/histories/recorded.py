@@ -21,7 +21,7 @@ from launcher_shim.tcpstore import wire
 from tests.support.sidecars.raw_client import RawClient, connected
 
 ROOT = Path(__file__).parents[3]
-Model = Literal["linearizable", "ordered", "membership"]
+Model = Literal["ordered", "membership"]
 
 
 @dataclass(slots=True)
