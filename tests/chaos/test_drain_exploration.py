@@ -95,10 +95,16 @@ MANY = [
 ]
 
 
+THOUSANDS = pytest.param(
+    range(1000, 5000), marks=[pytest.mark.long, pytest.mark.timeout(3600)], id="thousands"
+)
+
+
+@pytest.mark.parametrize("seeds", [pytest.param(range(60), id="daily"), THOUSANDS])
 @pytest.mark.parametrize("rules", MANY, ids=range(len(MANY)))
-def test_i2_i3_i7_i10_many_things_at_once_in_random_orders(rules: Rules) -> None:
+def test_i2_i3_i7_i10_many_things_at_once_in_random_orders(rules: Rules, seeds: range) -> None:
     world = World(rules)
-    assert all(walk(world, Random(seed)) > 10 for seed in range(60))
+    assert all(walk(world, Random(seed)) > 10 for seed in seeds)
 
 
 def test_i3_boundaries_that_differ_lose_no_more_than_the_save() -> None:
@@ -145,14 +151,6 @@ def test_i3_i7_one_drain_and_one_fault_of_each_kind(fault: Fault) -> None:
 )
 def test_i2_i3_i7_i10_more_as_far_as_it_goes(rules: Rules) -> None:
     assert explore(World(rules), 3_000_000).states > 100_000
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("rules", MANY, ids=range(len(MANY)))
-def test_i2_i3_i7_i10_thousands_of_random_orders(rules: Rules) -> None:
-    world = World(rules)
-    assert all(walk(world, Random(seed)) > 10 for seed in range(1000, 5000))
 
 
 @pytest.mark.long

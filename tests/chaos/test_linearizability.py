@@ -225,7 +225,6 @@ JOINED_BACKWARDS = (*LAPSED, Record(0, "join", "w-0", "1"))
 @pytest.mark.parametrize(
     ("model", "records", "right"),
     [
-        ("linearizable", STALE, False),
         ("ordered", STALE, True),
         ("ordered", OWN_WRITE_MISSED, False),
         ("ordered", WENT_BACK, False),
@@ -242,19 +241,3 @@ async def test_the_models_know_right_from_wrong(
     history = told_in_turn(*(replace(record) for record in records))
     judged, said = await verdict(porcupine, history, model)
     assert judged == right, said
-
-
-def hard_to_judge(key: str) -> list[Record]:
-    """Additions that nobody knows the end of: no choice of them, in any order, gives an odd sum."""
-    added = [Record(client, "add", key, delta=2 << client) for client in range(30)]
-    read = Record(len(added), "get", key, call_ns=20, return_ns=30, output="1")
-    return [*added, read]
-
-
-async def test_what_is_wrong_is_wrong_whatever_else_is_undecided(porcupine: Path) -> None:
-    wrong = told_in_turn(*(replace(record) for record in OWN_WRITE_MISSED))
-    for records in (hard_to_judge("/m") + wrong.records, wrong.records + hard_to_judge("/m")):
-        history = History()
-        history.records += records
-        right, said = await verdict(porcupine, history, "ordered", 0.5)
-        assert not right, said

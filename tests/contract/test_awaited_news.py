@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
-from launcher_shim.c10d.agent import connect
+from launcher_shim.c10d.agent import TorchAgent, connect
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.clocks.virtual import now
 from tests.support.sidecars.runs import Client, pod
@@ -28,17 +29,14 @@ async def test_news_that_comes_before_the_task_that_waits_for_it_has_begun() -> 
         assert waiting.done()
 
 
-async def test_a_request_that_comes_before_the_task_that_waits_for_it_has_begun() -> None:
+@pytest.mark.parametrize(
+    "comes", [TorchAgent.request_began, TorchAgent.closed], ids=["a request", "the end"]
+)
+async def test_what_comes_before_the_task_that_waits_for_it_has_begun(
+    comes: Callable[[TorchAgent], None],
+) -> None:
     async with pod(MemoryEngine(now), "a") as one:
         agent = connect(one.rendezvous)
         waiting = asyncio.ensure_future(agent.stirs())
-        agent.request_began()
-        await waiting
-
-
-async def test_an_end_that_comes_before_the_task_that_waits_for_it_has_begun() -> None:
-    async with pod(MemoryEngine(now), "a") as one:
-        agent = connect(one.rendezvous)
-        waiting = asyncio.ensure_future(agent.stirs())
-        agent.closed()
+        comes(agent)
         await waiting

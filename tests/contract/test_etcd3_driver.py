@@ -23,14 +23,10 @@ from rdzv.store import Compare, Delete, Operation, Put, Range
 from rdzv.store.access import Access
 from rdzv.store.etcd.client import open_store
 from rdzv.store.etcd3.calls import Etcd3Client
-from rdzv.store.etcd3.connection import UNREAD, Etcd3Connection, Etcd3Watch
 from rdzv.store.etcd3.driver import THREADS, Etcd3Store
-from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
-from tests.support.ports import free_ports
 from tests.support.sidecars.runs import until
 from tests.support.store.patient_store import PatientEtcd3Store
-from tests.support.store.tcp_proxy import TcpProxy
 from tests.support.waiting import DEADLINE_S
 
 NO_TLS = """
@@ -45,26 +41,6 @@ except grpc.RpcError as error:
 print(os.environ.get("GRPC_VERBOSITY"))
 """
 
-IDLE_S = 3.0
-MOST_TRIES = 40
-"""In so long, about 12 are made; the package's own watcher tries without a pause."""
-
-
-def counting(
-    monkeypatch: pytest.MonkeyPatch, counts: Counter[str], kind: type, *names: str
-) -> None:
-    """Count the calls of these methods."""
-
-    def counted(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **options: Any) -> Any:
-            counts[name] += 1
-            return method(*args, **options)
-
-        return call
-
-    for name in names:
-        monkeypatch.setattr(kind, name, counted(name, getattr(kind, name)))
-
 
 async def test_the_package_makes_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     # The driver proves an endpoint by one read before it watches there.
@@ -73,7 +49,16 @@ async def test_the_package_makes_the_calls(monkeypatch: pytest.MonkeyPatch) -> N
         *("lease", "refresh_lease", "revoke_lease"),
     )
     made: Counter[str] = Counter()
-    counting(monkeypatch, made, Etcd3Client, *names)
+
+    def counted(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            made[name] += 1
+            return method(*args, **options)
+
+        return call
+
+    for name in names:
+        monkeypatch.setattr(Etcd3Client, name, counted(name, getattr(Etcd3Client, name)))
     async with EmbeddedServer() as server:
         store = PatientEtcd3Store([server.endpoint])
         await store.lease_grant(7, 60)
@@ -122,39 +107,6 @@ async def test_the_log_of_grpc_is_off_and_a_training_started_from_here_has_it_as
     assert given or done.stderr == ""
 
 
-async def test_close_gives_every_thread_back() -> None:
-    async with EmbeddedServer() as server:
-        writer = MemoryStore(server.engine)
-        before = set(threading.enumerate())
-        for _ in range(5):
-            store = PatientEtcd3Store([server.endpoint])
-            await asyncio.gather(*(store.range(f"k{number}") for number in range(4 * THREADS)))
-            start = (await store.range("k")).revision + 1
-            async with aclosing(store.watch("k", start)) as batches:
-                await writer.txn([], [Put("k", b"v")])
-                await anext(batches)
-            await store.close()
-        # Those of the loop's own pool stay until the loop is closed.
-        left = [thread for thread in threading.enumerate() if thread not in before]
-        left = [thread for thread in left if not thread.name.startswith("asyncio")]
-        for thread in left:
-            await asyncio.to_thread(thread.join, 60)
-        assert [thread.name for thread in left if thread.is_alive()] == []
-
-
-async def test_calls_have_their_deadline_though_every_thread_is_busy() -> None:
-    async with EmbeddedServer() as server, TcpProxy(server.endpoint) as proxy:
-        store = Etcd3Store([proxy.endpoint])
-        await store.range("k", timeout_s=60)
-        proxy.hold()
-        # One after another in the threads there are, they would take ten minutes.
-        calls = (store.range(f"k{number}", timeout_s=1.0) for number in range(600 * THREADS))
-        async with asyncio.timeout(120):
-            found = await asyncio.gather(*calls, return_exceptions=True)
-        assert all(isinstance(error, StoreUnavailable) for error in found)
-        await store.close()
-
-
 async def test_busy_threads_are_no_fault_of_the_endpoint_and_hold_no_lease_up() -> None:
     async with EmbeddedServer() as one, EmbeddedServer(engine=one.engine) as other:
         store = Etcd3Store([one.endpoint, other.endpoint])
@@ -199,53 +151,3 @@ async def test_what_waits_for_a_thread_as_the_client_closes_hears_of_it() -> Non
             assert watch is None
         finally:
             free.set()
-
-
-async def test_a_watch_does_not_spin_while_etcd_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    tries: Counter[str] = Counter()
-    # The one is our way to a connection, the other the package's to a stream.
-    counting(monkeypatch, tries, Etcd3Connection, "connected")
-    counting(monkeypatch, tries, Etcd3Watch, "Watch")
-    (port,) = await asyncio.to_thread(free_ports, 1)
-    listen = f"127.0.0.1:{port}"
-    store = Etcd3Store([listen])
-    async with EmbeddedServer(listen) as server:
-        written = await MemoryStore(server.engine).txn([], [Put("k", b"v")])
-        batches = store.watch("k", written.revision)
-        await anext(batches)
-    assert tries.keys() == {"connected", "Watch"}
-    waiting = asyncio.create_task(anext(batches, None))
-    tries.clear()
-    await asyncio.wait({waiting}, timeout=IDLE_S)
-    assert tries.total() <= MOST_TRIES
-    assert not waiting.done()
-    await store.close()
-    assert await waiting is None
-
-
-async def test_a_reader_that_is_slow_holds_the_stream_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = 0
-    tell = Etcd3Watch._tell
-
-    def counted(self: Etcd3Watch, message: Any) -> None:
-        nonlocal told
-        told += 1
-        tell(self, message)
-
-    monkeypatch.setattr(Etcd3Watch, "_tell", counted)
-    async with EmbeddedServer() as server:
-        store = PatientEtcd3Store([server.endpoint])
-        # Over the network: what is written in one turn of the loop would come in one message.
-        writer = PatientEtcd3Store([server.endpoint])
-        start = (await writer.range("k")).revision + 1
-        async with aclosing(store.watch("k", start)) as batches:
-            written = [await writer.txn([], [Put("k", b"")]) for _ in range(3 * UNREAD)]
-            seen = list((await anext(batches)).events)
-            await asyncio.gather(*(writer.range("k") for _ in range(50)))
-            written += [await writer.txn([], [Put("k", b"")]) for _ in range(3 * UNREAD)]
-            assert told < 3 * UNREAD
-            while len(seen) < len(written):
-                seen += (await anext(batches)).events
-        assert [event.kv.mod_revision for event in seen] == [each.revision for each in written]
-        await store.close()
-        await writer.close()

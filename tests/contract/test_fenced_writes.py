@@ -207,52 +207,33 @@ async def next_life(one: Pod, keys: JobKeys) -> None:
     await until(lambda: one.endpoint.sessions.shared is not former)
 
 
-@asynccontextmanager
-async def two_clients(
+@pytest.mark.parametrize("run_id", ["digits", None])
+async def test_i5_a_wait_and_a_barrier_under_way_go_on_in_the_jobs_next_life(
     run_id: str | None,
-) -> AsyncIterator[tuple[Pod, JobKeys, RawClient, RawClient]]:
-    """Two launchers of one sidecar, both in the rendezvous ``run_id`` if there is one."""
+) -> None:
+    """The barrier counts from nothing there."""
     keys = job()
-    async with (
-        pod(MemoryStore(), keys, "w-0", TTL_S) as one,
-        connected(one.port) as first,
-        connected(one.port) as second,
-    ):
+    async with AsyncExitStack() as stack:
+        one = await stack.enter_async_context(pod(MemoryStore(), keys, "w-0", TTL_S))
+        waits, comes, other = [
+            await stack.enter_async_context(connected(one.port)) for _ in range(3)
+        ]
         if run_id is not None:
-            await first.open_rendezvous(run_id)
-            await second.open_rendezvous(run_id)
-        yield one, keys, first, second
-
-
-@pytest.mark.parametrize("run_id", ["digits", None])
-async def test_i5_a_wait_under_way_when_the_job_begins_its_next_life_goes_on_there(
-    run_id: str | None,
-) -> None:
-    async with two_clients(run_id) as (one, keys, first, second):
-        first.send(wire.Wait((b"/k",)))
-        assert await first.ask(wire.Add(b"/n", 1)) == 1
-        await next_life(one, keys)
-        await second.ask(wire.Set(b"/k", b"v"))
-        async with asyncio.timeout(DEADLINE_S):
-            assert await first.byte() == wire.STOP_WAITING
-
-
-@pytest.mark.parametrize("run_id", ["digits", None])
-async def test_i5_a_barrier_under_way_when_the_job_begins_its_next_life_counts_anew_there(
-    run_id: str | None,
-) -> None:
-    async with two_clients(run_id) as (one, keys, first, second):
-        first.send(wire.Barrier(b"/b", 2))
+            for client in (waits, comes, other):
+                await client.open_rendezvous(run_id)
+        waits.send(wire.Wait((b"/k",)))
+        comes.send(wire.Barrier(b"/b", 2))
 
         async def counted() -> bool:
-            return await second.ask(wire.Get(b"/b")) == b"1"
+            return await other.ask(wire.Get(b"/b")) == b"1"
 
         await until(counted)
         await next_life(one, keys)
-        second.send(wire.Barrier(b"/b", 2))
+        await other.ask(wire.Set(b"/k", b"v"))
+        other.send(wire.Barrier(b"/b", 2))
         async with asyncio.timeout(DEADLINE_S):
-            assert await second.byte() == wire.STOP_WAITING
-            assert await first.byte() == wire.STOP_WAITING
+            for client in (waits, comes, other):
+                assert await client.byte() == wire.STOP_WAITING
 
 
 async def test_nothing_is_dropped_from_a_life_of_the_job_that_is_over() -> None:

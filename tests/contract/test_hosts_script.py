@@ -69,23 +69,38 @@ def test_it_prints_the_list_as_it_stands(shell: list[str], run_dir: Path, tmp_pa
         assert (done.returncode, done.stdout, done.stderr) == (0, LIST, "")
 
 
-def test_i4_a_job_that_really_has_no_member_has_a_list_without_hosts(
-    shell: list[str], run_dir: Path
-) -> None:
-    (run_dir / "hosts").write_text("rev-3:0\n")
-    done = discover(shell, "./discover_hosts.sh", run_dir)
-    assert (done.returncode, done.stdout) == (0, "rev-3:0\n")
-
-
-@pytest.mark.parametrize("content", ["", "node-0.0a1b2c3d:2\n", "node-0.0a1b2c3d:2\nrev-", "\n\n"])
+@pytest.mark.parametrize(
+    ("content", "printed", "slept"),
+    [
+        pytest.param("rev-3:0\n", True, 0, id="a job that really has no member"),
+        pytest.param("", False, 2, id="empty"),
+        pytest.param("node-0.0a1b2c3d:2\n", False, 2, id="no revision"),
+        pytest.param("node-0.0a1b2c3d:2\nrev-", False, 2, id="half a revision"),
+        pytest.param("\n\n", False, 2, id="empty lines"),
+        pytest.param(None, False, 60, id="none for a minute"),
+    ],
+)
 def test_i4_an_empty_or_partial_list_is_never_printed(
-    shell: list[str], run_dir: Path, tmp_path: Path, content: str
+    shell: list[str],
+    run_dir: Path,
+    tmp_path: Path,
+    content: str | None,
+    printed: bool,
+    slept: int,
 ) -> None:
-    (run_dir / "hosts").write_text(content)
-    path = without_sleep(tmp_path)
-    done = discover(shell, "./discover_hosts.sh", run_dir, path)
+    if content is not None:
+        (run_dir / "hosts").write_text(content)
+    (tmp_path / "slept").touch()
+    done = discover(shell, "./discover_hosts.sh", run_dir, without_sleep(tmp_path))
+    assert (done.returncode, done.stdout) == ((0, content) if printed else (1, ""))
+    assert len((tmp_path / "slept").read_text().splitlines()) == slept
+    assert content is not None or "does the muster sidecar run?" in done.stderr
+
+
+def test_a_read_that_hangs_is_bounded(shell: list[str], run_dir: Path, tmp_path: Path) -> None:
+    os.mkfifo(run_dir / "hosts")
+    done = discover(shell, "./discover_hosts.sh", run_dir, without_sleep(tmp_path))
     assert (done.returncode, done.stdout) == (1, "")
-    assert len((tmp_path / "slept").read_text().splitlines()) == 2
 
 
 def test_a_first_call_that_comes_too_early_waits_for_the_list(
@@ -95,21 +110,6 @@ def test_a_first_call_that_comes_too_early_waits_for_the_list(
     slow = f'[ "$(wc -l <"{tmp_path}/slept")" -lt 5 ] || mv "{tmp_path}/ready" "{run_dir}/hosts"'
     done = discover(shell, "./discover_hosts.sh", run_dir, without_sleep(tmp_path, slow))
     assert (done.returncode, done.stdout, done.stderr) == (0, LIST, "")
-
-
-def test_a_list_that_never_comes_fails_after_a_minute_with_the_reason(
-    shell: list[str], run_dir: Path, tmp_path: Path
-) -> None:
-    done = discover(shell, "./discover_hosts.sh", run_dir, without_sleep(tmp_path))
-    assert (done.returncode, done.stdout) == (1, "")
-    assert len((tmp_path / "slept").read_text().splitlines()) == 60
-    assert "does the muster sidecar run?" in done.stderr
-
-
-def test_a_read_that_hangs_is_bounded(shell: list[str], run_dir: Path, tmp_path: Path) -> None:
-    os.mkfifo(run_dir / "hosts")
-    done = discover(shell, "./discover_hosts.sh", run_dir, without_sleep(tmp_path))
-    assert (done.returncode, done.stdout) == (1, "")
 
 
 def test_i4_readers_never_see_half_a_list_while_it_changes(run_dir: Path, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from contextlib import aclosing, suppress
 
@@ -21,7 +20,7 @@ import pytest
 from benchmarks.resident_memory import rss_mib
 from rdzv.errors import LeaseLost, StoreUnavailable
 from rdzv.store import Delete, Put
-from rdzv.store.access import Access, Driver
+from rdzv.store.access import Access
 from rdzv.store.etcd import http2_endpoint
 from rdzv.store.etcd.answers import StatusCode, StatusError, txn_request
 from rdzv.store.etcd.client import EtcdStore, open_store
@@ -52,9 +51,12 @@ from rdzv.store.etcd.client import open_store
 
 async def main():
     store = open_store(Access((sys.argv[1],)))
-    await store.range("k", timeout_s=60)
+    tasks = asyncio.all_tasks()
+    await asyncio.gather(*(store.range(f"k{number}", timeout_s=60) for number in range(64)))
     print(threading.active_count())
     await store.close()
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == tasks
 
 asyncio.run(main())
 """
@@ -69,13 +71,13 @@ async def test_the_program_has_no_grpc_and_its_store_no_thread() -> None:
     assert done.stdout == "1\n"
 
 
-def test_it_is_the_default() -> None:
-    assert Access(("127.0.0.1:2379",)).driver == "http2"
-
-
-@pytest.mark.parametrize("driver", ["http2", "etcd"], ids=["http2", "its former name"])
-async def test_open_store_makes_it(driver: Driver) -> None:
-    store = open_store(Access(("127.0.0.1:2379",), driver=driver))
+@pytest.mark.parametrize(
+    "access",
+    [Access(("127.0.0.1:2379",)), Access(("127.0.0.1:2379",), driver="etcd")],
+    ids=["by default", "by its former name"],
+)
+async def test_open_store_makes_it(access: Access) -> None:
+    store = open_store(access)
     assert isinstance(store, EtcdStore)
     assert isinstance(store._calls.rotation.current, Http2Endpoint)
     await store.close()
@@ -210,19 +212,6 @@ async def test_what_is_no_store_is_called_so() -> None:
         with pytest.raises(StoreUnavailable, match="HTTP/2"):
             await store.range("k")
         await store.close()
-
-
-@pytest.mark.etcd
-async def test_closing_leaves_no_task_and_no_thread(etcd_cluster: EtcdCluster) -> None:
-    before = set(threading.enumerate())
-    tasks = asyncio.all_tasks()
-    for _ in range(5):
-        store = PatientEtcdStore(etcd_cluster.endpoints)
-        await asyncio.gather(*(store.range(f"k{number}") for number in range(64)))
-        await store.close()
-    await asyncio.sleep(0)
-    assert asyncio.all_tasks() == tasks
-    assert set(threading.enumerate()) == before
 
 
 @pytest.mark.etcd

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from itertools import count
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -140,14 +140,6 @@ async def test_answers_that_are_kept_are_bounded() -> None:
         assert not {b"large", b"set"} & kv.answers.by_request.keys()
 
 
-async def test_an_own_write_shows_at_once_and_another_sidecar_sees_it() -> None:
-    async with sidecars(None, None) as (one, two):
-        await put(one, [(b"/a", b"1"), (b"/b", b"2")])
-        assert one.cells.value(b"/a") == b"1"
-        assert await read(two, b"/b") == b"2"
-        await soon(two, b"/a", b"1")
-
-
 async def test_more_is_set_at_once_than_one_transaction_of_etcd_takes() -> None:
     many = [(b"/rank/%d" % n, b"%d" % n) for n in range(300)]
     large = [(b"/large/%d" % n, b"v" * MAX_VALUE_BYTES) for n in range(2)]
@@ -178,7 +170,7 @@ async def test_compare_set_answers_as_the_native_server_does(
         assert await read(kv, b"/k") == after
 
 
-async def test_a_counter_is_a_decimal_value_that_can_be_set_read_and_deleted() -> None:
+async def test_a_counter_is_a_decimal_value_of_64_bits_that_can_be_set_read_and_deleted() -> None:
     async with sidecars(None, None) as (one, two):
         a, b = stamps("a"), stamps("b")
         await put(one, [(b"/n", b"  12abc")])
@@ -191,15 +183,10 @@ async def test_a_counter_is_a_decimal_value_that_can_be_set_read_and_deleted() -
         assert await one.writes.delete(b"/n", next(a)) is True
         assert await two.writes.delete(b"/n", next(b)) is False
         assert await two.counters.add(b"/n", 3, next(b)) == 3
-
-
-async def test_a_counter_wraps_at_64_bits_and_refuses_what_is_no_number() -> None:
-    async with sidecars(None) as (kv,):
-        a = stamps("a")
-        await put(kv, [(b"/n", b"9223372036854775807"), (b"/word", b"word")])
-        assert await kv.counters.add(b"/n", 1, next(a)) == -(2**63)
+        await put(one, [(b"/n", b"9223372036854775807"), (b"/word", b"word")])
+        assert await one.counters.add(b"/n", 1, next(a)) == -(2**63)
         with pytest.raises(NotANumber):
-            await kv.counters.add(b"/word", 1, next(a))
+            await one.counters.add(b"/word", 1, next(a))
 
 
 async def test_a_wait_ends_when_the_last_key_has_come_from_another_sidecar() -> None:
@@ -224,16 +211,17 @@ async def test_a_cancelled_wait_leaves_nothing_behind() -> None:
 
 
 class Held(Counted):
-    """Keeps transactions back while ``passing`` is clear."""
+    """Keeps calls back from the transaction of number ``first`` on, until ``passing`` is set."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 1) -> None:
         self.held, self.passing = asyncio.Event(), asyncio.Event()
-        self.passing.set()
+        self._first = first
 
     async def before(self, call: str) -> None:
         await super().before(call)
-        self.held.set()
-        await self.passing.wait()
+        if self.txns >= self._first:
+            self.held.set()
+            await self.passing.wait()
 
 
 @contextmanager
@@ -274,95 +262,79 @@ async def test_a_barrier_ends_though_its_counter_is_gone_when_its_last_arrival_i
         assert len(one._waiters) == 0
 
 
+async def see_a_later_sum(kv: Kv) -> None:
+    """Where the history of an addition is compacted its sum is that of later."""
+    await kv._store.compact((await kv._store.status()).revision)
+    assert await kv.counters._sum_at(b"/n", kv._mirror.revision) == 2
+
+
 @pytest.mark.parametrize(
     "see",
     [
-        lambda kv: kv.reads.check([b"/queue"]),
-        lambda kv: kv.reads.wait([b"/queue"]),
-        lambda kv: kv.queues.length(b"/queue"),
-        lambda kv: kv.queues.length(b"/emptied"),
+        pytest.param(lambda kv: kv.reads.check([b"/queue"]), id="check"),
+        pytest.param(lambda kv: kv.reads.wait([b"/queue"]), id="wait"),
+        pytest.param(lambda kv: kv.queues.length(b"/queue"), id="length"),
+        pytest.param(lambda kv: kv.queues.length(b"/emptied"), id="emptied"),
+        see_a_later_sum,
     ],
-    ids=["check", "wait", "length", "emptied"],
 )
-async def test_who_has_seen_a_queue_is_told_nothing_from_before(
+async def test_who_has_seen_what_is_new_is_told_nothing_from_before(
     see: Callable[[Kv], Awaitable[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with sidecars(None, None) as (one, two):
+        other = stamps("other")
         await put(two, [(b"/a", b"old")])
-        await two.queues.push(b"/emptied", b"1", Stamp("first", 1))
+        await two.queues.push(b"/emptied", b"1", next(other))
+        await two.counters.add(b"/n", 1, next(other))
         await present(one)
         with behind(one, monkeypatch):
             await put(two, [(b"/a", b"new")])
-            await two.queues.push(b"/queue", b"1", Stamp("second", 1))
-            await two.queues.pop(b"/emptied", Stamp("third", 1))
+            await two.queues.push(b"/queue", b"1", next(other))
+            await two.queues.pop(b"/emptied", next(other))
+            await two.counters.add(b"/n", 1, next(other))
             await see(one)
             assert await one.reads.get_all([b"/a"]) == [b"new"]
 
 
-async def test_who_was_told_a_later_sum_is_told_nothing_from_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Where the history of an addition is compacted its sum is that of later."""
-    async with sidecars(None, None) as (one, two):
-        await put(two, [(b"/a", b"old")])
-        await two.counters.add(b"/n", 1, Stamp("adder", 1))
-        await present(one)
-        revision = one._mirror.revision
-        with behind(one, monkeypatch):
-            await put(two, [(b"/a", b"new")])
-            await two.counters.add(b"/n", 1, Stamp("adder", 2))
-            await two._store.compact((await two._store.status()).revision)
-            assert await one.counters._sum_at(b"/n", revision) == 2
-            assert await one.reads.get_all([b"/a"]) == [b"new"]
-
-
 async def test_many_missing_keys_are_looked_for_in_one_read() -> None:
-    held, many = Held(), [b"/rank/%d" % n for n in range(READS_MAX)]
-    async with sidecars(held) as (kv,):
+    counted, many = Counted(), [b"/rank/%d" % n for n in range(READS_MAX)]
+    async with sidecars(counted) as (kv,):
         assert not await kv.reads.check(many)
-        assert held.txns == 1
+        assert counted.txns == 1
         assert await kv.reads.get_all(many) == [None] * READS_MAX
-        assert held.txns == 2
+        assert counted.txns == 2
         waiting = asyncio.create_task(kv.reads.wait(many))
         await asyncio.sleep(0)
         await put(kv, [(key, b"v") for key in many])
         await waiting
         # One of the wait, and those of the writes.
-        assert held.txns == 3 + -(-READS_MAX // BATCH_MAX)
+        assert counted.txns == 3 + -(-READS_MAX // BATCH_MAX)
 
 
 async def test_more_keys_are_looked_for_than_one_transaction_of_etcd_takes() -> None:
     many = [b"/rank/%d" % n for n in range(5 * READS_MAX)]
-    held = Held()
-    async with sidecars(held, None) as (kv, other):
+    counted = Counted()
+    async with sidecars(counted, None) as (kv, other):
         kv.cells.close()  # the watch brings nothing
         await put(other, [(key, b"v" + key) for key in many[1:]])
         assert await kv.reads.get_all(many) == [None, *(b"v" + key for key in many[1:])]
-        assert held.txns == 5
-
-
-async def read_wait(kv: Kv) -> object:
-    await kv.reads.wait([b"/x", b"/y"])
-    return None
-
-
-async def read_check(kv: Kv) -> object:
-    return await kv.reads.check([b"/x", b"/y"])
-
-
-async def read_values(kv: Kv) -> object:
-    return await kv.reads.get_all([b"/x", b"/y"])
+        assert counted.txns == 5
 
 
 @pytest.mark.parametrize(
-    ("reading", "answer"), [(read_wait, None), (read_check, True), (read_values, [b"1", b"2"])]
+    ("reading", "answer"),
+    [
+        (lambda kv: kv.reads.wait([b"/x", b"/y"]), None),
+        (lambda kv: kv.reads.check([b"/x", b"/y"]), True),
+        (lambda kv: kv.reads.get_all([b"/x", b"/y"]), [b"1", b"2"]),
+    ],
+    ids=["wait", "check", "values"],
 )
 async def test_a_read_is_answered_by_the_watch_while_the_store_is_still_to_answer(
     reading: Callable[[Kv], Awaitable[object]], answer: object
 ) -> None:
     held = Held()
     async with sidecars(held, None) as (kv, other):
-        held.passing.clear()
         asked = asyncio.ensure_future(reading(kv))
         await held.held.wait()
         await put(other, [(b"/x", b"1"), (b"/y", b"2")])
@@ -371,48 +343,9 @@ async def test_a_read_is_answered_by_the_watch_while_the_store_is_still_to_answe
         held.passing.set()
 
 
-class Uneven(Faults):
-    """Lets each call, and each batch of the watch, come after a few turns of the loop."""
-
-    def __init__(self, random: Random) -> None:
-        self._random = random
-
-    async def before(self, call: str) -> None:
-        await self._pause()
-
-    async def after(self, call: str) -> None:
-        await self._pause()
-
-    async def delivering(self) -> None:
-        await self._pause()
-
-    async def _pause(self) -> None:
-        for _ in range(self._random.randrange(8)):
-            await asyncio.sleep(0)
-
-
-@pytest.mark.parametrize("seed", range(5))
-async def test_clients_that_write_at_once_find_what_they_have_written(seed: int) -> None:
-    """A value known here may not be told while the watch is behind what another client was told."""
-
-    async def work(kv: Kv, name: int) -> None:
-        key, stamp = b"/own/%d" % name, stamps(f"client{name}")
-        for turn in range(50):
-            value = b"%d" % turn
-            await kv.writes.put([(key, value)], next(stamp))
-            assert await kv.reads.get_all([key]) == [value]
-            assert await kv.reads.get_all([key, b"/none"]) == [value, None]
-
-    uneven = Uneven(Random(seed))
-    async with sidecars(uneven) as (kv,), asyncio.TaskGroup() as tasks:
-        for name in range(4):
-            tasks.create_task(work(kv, name))
-
-
 async def test_a_check_of_a_queue_takes_no_push_from_who_waits_for_it() -> None:
     held = Held()
     async with sidecars(held, None) as (kv, other):
-        held.passing.clear()
         checking = asyncio.create_task(kv.reads.check([b"/q"]))
         await held.held.wait()
         waiting = asyncio.create_task(kv.reads.wait([b"/q"]))
@@ -469,26 +402,53 @@ async def test_queues_give_each_element_once_in_order() -> None:
         assert not await two.reads.check([b"/q"])
 
 
-async def test_a_queue_that_another_sidecar_has_pushed_to_is_deleted() -> None:
+async def test_a_queue_is_deleted_that_is_one_in_the_store_and_not_in_the_watch() -> None:
     async with sidecars(None, None) as (one, two):
-        one.cells.close()  # the watch has not brought it yet
-        await two.queues.push(b"/q", b"e", Stamp("b", 1))
-        assert await one.writes.delete(b"/q", Stamp("a", 1)) is True
-        assert await two.queues.length(b"/q") == 0
-        assert await one.writes.delete(b"/q", Stamp("a", 2)) is False
-
-
-async def test_a_queue_that_another_sidecar_has_emptied_is_none_to_delete() -> None:
-    async with sidecars(None, None) as (one, two):
-        await one.queues.push(b"/q", b"e", Stamp("a", 1))
+        a, b = stamps("a"), stamps("b")
+        await one.queues.push(b"/emptied", b"e", next(a))
         one.cells.close()  # the watch does not bring what follows
-        assert await two.queues.pop(b"/q", Stamp("b", 1)) == (1, b"e")
-        assert await one.writes.delete(b"/q", Stamp("a", 2)) is False
+        await two.queues.push(b"/q", b"e", next(b))
+        assert await two.queues.pop(b"/emptied", next(b)) == (1, b"e")
+        assert await one.writes.delete(b"/q", next(a)) is True
+        assert await two.queues.length(b"/q") == 0
+        assert await one.writes.delete(b"/q", next(a)) is False
+        assert await one.writes.delete(b"/emptied", next(a)) is False
 
 
-async def test_hundred_adders_at_once_need_one_transaction_each() -> None:
+class Sent(NamedTuple):
+    """A transaction: how much it compares, how much it reads if that does not hold, its answer."""
+
+    compares: int
+    otherwise: int
+    result: TxnResult
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[Sent]:
+    """All transactions, in order."""
+    done: list[Sent] = []
+    txn = MemoryStore.txn
+
+    async def noted(
+        store: MemoryStore,
+        compares: Sequence[Compare],
+        then: Sequence[Operation],
+        otherwise: Sequence[Operation] = (),
+    ) -> TxnResult:
+        result = await txn(store, compares, then, otherwise)
+        done.append(Sent(len(compares), len(otherwise), result))
+        return result
+
+    monkeypatch.setattr(MemoryStore, "txn", noted)
+    return done
+
+
+async def test_hundred_adders_at_once_need_one_transaction_each_and_read_nothing(
+    sent: list[Sent],
+) -> None:
     async with sidecars(*[None] * 10) as kvs:
         revision = (await kvs[0]._store.status()).revision
+        sent.clear()
         sums = await asyncio.gather(
             *(
                 kv.counters.add(b"/n", 1, Stamp(f"{n}.{m}", 1))
@@ -498,62 +458,27 @@ async def test_hundred_adders_at_once_need_one_transaction_each() -> None:
         )
         assert sorted(sums) == list(range(1, 101))
         assert (await kvs[0]._store.status()).revision - revision == 100
-
-
-async def test_additions_do_not_read_what_the_others_have_added(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    read = 0
-    txn = MemoryStore.txn
-
-    async def counted(store: MemoryStore, *arguments: Any, **options: Any) -> TxnResult:
-        nonlocal read
-        result = await txn(store, *arguments, **options)
-        read += sum(len(found) for found in result.responses if isinstance(found, tuple))
-        return result
-
-    async with sidecars(*[None] * 10) as kvs:
-        monkeypatch.setattr(MemoryStore, "txn", counted)
-        sums = await asyncio.gather(
-            *(
-                kv.counters.add(b"/n", 1, Stamp(f"{n}.{m}", 1))
-                for n, kv in enumerate(kvs)
-                for m in range(10)
-            )
-        )
-        assert sorted(sums) == list(range(1, 101))
-        assert read == 0
+        found = [part for one in sent for part in one.result.responses if isinstance(part, tuple)]
+        assert not any(found)
 
 
 async def test_why_a_write_does_not_fit_is_asked_for_only_where_it_does_not(
-    monkeypatch: pytest.MonkeyPatch,
+    sent: list[Sent],
 ) -> None:
-    sent: list[tuple[int, int, int]] = []
-    txn = MemoryStore.txn
-
-    async def noted(
-        store: MemoryStore,
-        compares: Sequence[Compare],
-        then: Sequence[Operation],
-        otherwise: Sequence[Operation] = (),
-    ) -> TxnResult:
-        sent.append((len(compares), len(then), len(otherwise)))
-        return await txn(store, compares, then, otherwise)
-
     async with sidecars(None, None) as (one, two):
-        monkeypatch.setattr(MemoryStore, "txn", noted)
+        sent.clear()
         a, b = stamps("a"), stamps("b")
         await one.writes.put([(b"/k", b"1")], next(a))
         await one.writes.compare_set(b"/k", b"1", b"2", next(a))
         await one.counters.add(b"/n", 1, next(a))
         await one.writes.delete(b"/n", next(a))
-        assert [reads for _, _, reads in sent] == [0, 0, 0, 0]
+        assert [each.otherwise for each in sent] == [0, 0, 0, 0]
         one.cells.close()  # the watch brings nothing
         await two.writes.put([(b"/k", b"3")], next(b))
         sent.clear()
         assert await one.writes.compare_set(b"/k", b"3", b"4", next(a)) == b"4"
         # It was refused by what is known, which does not hold; read; and carried out.
-        assert [(compares > 0, reads) for compares, _, reads in sent] == [
+        assert [(each.compares > 0, each.otherwise) for each in sent] == [
             (True, 0),
             (False, 0),
             (True, 5),
@@ -582,17 +507,13 @@ async def test_what_is_read_anew_does_not_tell_what_an_addition_came_to(
         others = Kv(RUN, one.mirror, direct, kv._transactions._registered)
         kv.cells.close()
         adding = asyncio.create_task(kv.counters.add(b"/n", 1, Stamp("a", 1)))
-        await until_added(others)
+        await until(lambda: others.cells.value(b"/n") is not None)
         assert await others.counters.add(b"/n", 5, Stamp("b", 1)) == 6
         read = await direct.range(RUN.prefix, prefix=True)
         one.mirror.relists += 1
         kv.cells._apply([WatchEvent("put", found) for found in reversed(read.kvs)])
         async with asyncio.timeout(5):
             assert await adding == 1
-
-
-async def until_added(kv: Kv) -> None:
-    await until(lambda: kv.cells.value(b"/n") is not None)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -654,27 +575,35 @@ async def test_i5_known_keys_are_answered_and_writes_wait_while_the_store_is_awa
         assert await read(kv, b"/late") == b"2"
 
 
-async def test_an_old_rounds_keys_are_dropped_and_nothing_else() -> None:
+@pytest.mark.parametrize(
+    ("forget", "gone", "kept"),
+    [
+        pytest.param(
+            lambda kv: kv.forget(b"/r.JOB.1/"),
+            [b"/r.JOB.1/a"],
+            [b"/r.JOB.10/a", b"/r.JOB.2/a"],
+            id="an old round",
+        ),
+        pytest.param(
+            lambda kv: kv.forget_others(b"/r.JOB.", b"/r.JOB.12/"),
+            [b"/r.JOB.1/a", b"/r.JOB.3/b/c"],
+            [b"/r.JOB.12/a", b"/r.JOB2/1/a", b"/r.JOB.odd"],
+            id="all worlds but the present one",
+        ),
+    ],
+)
+async def test_old_keys_are_dropped_and_nothing_else(
+    forget: Callable[[Kv], Awaitable[None]], gone: list[bytes], kept: list[bytes]
+) -> None:
     async with sidecars(None, None) as (one, two):
-        await put(one, [(b"/r.JOB.1/a", b"1"), (b"/r.JOB.10/a", b"1"), (b"/r.JOB.2/a", b"1")])
+        await put(one, [(key, b"1") for key in (*gone, *kept)])
         await one.counters.add(b"/r.JOB.1/n", 1, Stamp("s", 1))
         await one.queues.push(b"/r.JOB.1/q", b"e", Stamp("t", 1))
         await soon(two, b"/r.JOB.1/n", b"1")
-        await one.forget(b"/r.JOB.1/")
-        await soon(two, b"/r.JOB.1/n", None)
-        assert sorted(two.cells.existing()) == [b"/r.JOB.10/a", b"/r.JOB.2/a"]
+        await forget(one)
+        await soon(two, gone[-1], None)
+        assert sorted(two.cells.existing()) == sorted(kept)
         assert not await two.reads.check([b"/r.JOB.1/q"])
-
-
-async def test_the_keys_of_all_worlds_but_the_present_one_are_dropped() -> None:
-    async with sidecars(None, None) as (one, two):
-        kept = [b"/w/run/12/a", b"/w/run2/1/a", b"/w/run/odd"]
-        await put(one, [(key, b"1") for key in (b"/w/run/1/a", b"/w/run/3/b/c", *kept)])
-        await one.counters.add(b"/w/run/2/n", 1, Stamp("s", 1))
-        await soon(two, b"/w/run/2/n", b"1")
-        await two.forget_others(b"/w/run/", b"/w/run/12/")
-        await soon(one, b"/w/run/3/b/c", None)
-        assert sorted(one.cells.existing()) == sorted(kept)
 
 
 async def test_a_store_that_was_emptied_is_believed() -> None:
@@ -719,19 +648,6 @@ async def test_what_a_killed_sidecar_left_on_record_goes_with_the_next_one() -> 
         assert {record.key for record in left} == {RUN.operation(each) for each in others[1:]}
 
 
-class SecondHeld(Counted):
-    """Keeps the second one back until ``passing`` is set."""
-
-    def __init__(self) -> None:
-        self.held, self.passing = asyncio.Event(), asyncio.Event()
-
-    async def before(self, call: str) -> None:
-        await super().before(call)
-        if self.txns == 2:
-            self.held.set()
-            await self.passing.wait()
-
-
 @pytest.mark.parametrize(("lease", "asked"), [(None, (0, 0)), (7, (1, 5))])
 async def test_what_waits_for_the_registration_does_not_press_the_store(
     lease: int | None, asked: tuple[int, int]
@@ -749,7 +665,7 @@ async def test_what_waits_for_the_registration_does_not_press_the_store(
 
 async def test_a_later_batch_that_waits_for_the_registration_does_not_press_the_store() -> None:
     """The record of an earlier batch has the number of the request, too."""
-    counted, lease, member_key = SecondHeld(), next(_leases), HERE.member("w-0")
+    counted, lease, member_key = Held(2), next(_leases), HERE.member("w-0")
     async with client(MemoryEngine(now), counted) as one:
         store = past_faults(one)
         await store.lease_grant(lease, 600)

@@ -16,7 +16,7 @@ from launcher_shim.c10d.values.transactions import MAX_VALUE_BYTES
 from launcher_shim.tcpstore.wire import KEY_MAX
 from rdzv.errors import LeaseLost, StoreFull, StoreRefused
 from rdzv.keys import JobKeys
-from rdzv.mirror import PagedRead, Paging, read_all
+from rdzv.mirror import read_all
 from rdzv.store import Compare, KeyValue, Put, Range, Store, TxnResult
 from rdzv.store.etcd.client import EtcdStore
 from tests.support.store.backend import PATIENT_DRIVERS, Backend, following
@@ -79,26 +79,6 @@ async def test_one_of_a_hundred_concurrent_claims_wins(backend: Backend) -> None
     assert [result.responses[0] for result in results if not result.succeeded] == [(kv,)] * 99
 
 
-async def test_concurrent_increments_all_count(backend: Backend) -> None:
-    clients = [backend.connect() for _ in range(4)]
-    key = backend.prefix + "counter"
-    await put(clients[0], key, b"0")
-
-    async def increment(number: int) -> None:
-        client = clients[number % 4]
-        succeeded = False
-        while not succeeded:
-            kv = await one(client, key)
-            more = Put(key, b"%d" % (int(kv.value) + 1))
-            succeeded = (
-                await client.txn([Compare(key, "mod", "=", kv.mod_revision)], [more])
-            ).succeeded
-
-    await asyncio.gather(*map(increment, range(32)))
-    kv = await one(clients[0], key)
-    assert (kv.value, kv.version) == (b"32", 33)
-
-
 async def test_what_one_client_wrote_another_reads(backend: Backend) -> None:
     writer, reader = backend.connect(), backend.connect()
     for number in range(20):
@@ -123,25 +103,15 @@ async def test_status_names_the_endpoint(store: Store, backend: Backend) -> None
 
 async def test_everything_is_read_however_much_it_is(store: Store, backend: Backend) -> None:
     p = backend.prefix
+    odd = [p + "a", p + "a\0", p + "a\udcff", p + "é", p + "\udcff"]
+    await store.txn([], [Put(key, b"") for key in odd])
     for part in range(11):
         await store.txn([], [Put(f"{p}{part:02}/{number:03}", b"") for number in range(100)])
     read = await read_all(store, p, timeout_s=60)
     assert read.kvs == (await store.range(p, prefix=True)).kvs
-    assert len(read.kvs) == 1100
+    assert len(read.kvs) == 1100 + len(odd)
     whole = await store.range("", prefix=True)
     assert set(read.kvs) <= set(whole.kvs)
-
-
-async def test_keys_of_any_bytes_are_paged(store: Store, backend: Backend) -> None:
-    p = backend.prefix
-    keys = [p + "a", p + "a\0", p + "a\udcff", p + "é", p + "\udcff"]
-    await store.txn([], [Put(key, b"") for key in keys])
-    read = PagedRead(p, Paging(keys=1))
-    while not read.whole:
-        await read.step(store)
-        read.paging = Paging(keys=1)
-    assert read.kvs == list((await store.range(p, prefix=True)).kvs)
-    assert len(read.kvs) == len(keys)
 
 
 async def test_a_lease_lives_on_its_renewals_and_takes_its_keys_along(

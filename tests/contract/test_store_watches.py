@@ -185,21 +185,6 @@ async def test_a_watch_beyond_the_stores_revision_is_another_stores(
             await follower.count(1)
 
 
-async def test_watches_are_independent(store: Store, backend: Backend) -> None:
-    p = backend.prefix
-    start = (await store.range(p)).revision + 1
-    async with following(store, p + "a/", start) as a, following(store, p + "b/", start) as b:
-        await put(store, p + "a/1")
-        await a.count(1)
-        for number in range(49):
-            await put(store, f"{p}b/{number}")
-        await b.count(49)
-        await put(store, p + "a/2")
-        await a.count(2)
-    assert [event.kv.key for event in a.events] == [p + "a/1", p + "a/2"]
-    assert len(b.events) == 49
-
-
 async def test_close_ends_a_waiting_watch_and_refuses_later_calls(backend: Backend) -> None:
     store = backend.connect()
     revision = await put(store, backend.prefix + "k")

@@ -95,8 +95,11 @@ async def test_a_new_client_neither_reads_nor_writes(
     scene: Scene, stores: tuple[EtcdCluster, EtcdCluster], first: int
 ) -> None:
     client = scene.client(first)
-    with pytest.raises(StoreRefused, match=REFUSED):
+    with pytest.raises(StoreRefused, match=REFUSED) as refused:
         await write(client, b"mine")
+    for proxy in scene.proxies:
+        assert f"{proxy.endpoint} to " in str(refused.value)
+    assert "--etcd-endpoints" in str(refused.value)
     with pytest.raises(StoreRefused, match=REFUSED):
         await client.range(KEY, timeout_s=20)
     with pytest.raises(StoreRefused, match=REFUSED):
@@ -104,37 +107,23 @@ async def test_a_new_client_neither_reads_nor_writes(
     assert [await held(cluster) for cluster in stores] == [b"", b""]
 
 
-async def test_each_endpoint_is_named_with_its_store(scene: Scene) -> None:
-    with pytest.raises(StoreRefused) as refused:
-        await write(scene.client(), b"mine")
-    for proxy in scene.proxies:
-        assert f"{proxy.endpoint} to " in str(refused.value)
-    assert "--etcd-endpoints" in str(refused.value)
-
-
+@pytest.mark.parametrize("hangs", [False, True], ids=["away", "hangs"])
 async def test_failover_does_not_lead_into_another_store(
-    scene: Scene, stores: tuple[EtcdCluster, EtcdCluster]
+    scene: Scene,
+    stores: tuple[EtcdCluster, EtcdCluster],
+    hangs: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scene.proxies[1].cut()
     client = scene.client()
     await write(client, b"one")
-    scene.proxies[0].cut()
-    scene.proxies[1].mend()
-    with pytest.raises(StoreError):
-        await write(client, b"astray")
-    assert [await held(cluster) for cluster in stores] == [b"one", b""]
-
-
-async def test_failover_from_a_member_that_hangs_does_not_either(
-    scene: Scene, stores: tuple[EtcdCluster, EtcdCluster], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scene.proxies[1].cut()
-    client = scene.client()
-    await write(client, b"one")
-    monkeypatch.setattr(endpoint, "SAY_S", CALL_S)
-    for one in client._calls.rotation:
-        one.patience = Patience()
-    scene.proxies[0].hold()
+    if hangs:
+        monkeypatch.setattr(endpoint, "SAY_S", CALL_S)
+        for one in client._calls.rotation:
+            one.patience = Patience()
+        scene.proxies[0].hold()
+    else:
+        scene.proxies[0].cut()
     scene.proxies[1].mend()
     for _ in range(4):
         with pytest.raises(StoreError):
@@ -142,8 +131,9 @@ async def test_failover_from_a_member_that_hangs_does_not_either(
         with pytest.raises(StoreError):
             await client.txn([], [Put(KEY, b"astray")], timeout_s=3)
     scene.proxies[0].mend()
-    assert (await held(stores[1])) == b""
-    await held(stores[0])
+    assert await held(stores[1]) == b""
+    # What a member that hangs was sent is there late, if anything is.
+    assert await held(stores[0]) == b"one" or hangs
 
 
 async def test_a_member_that_comes_later_is_found_out(

@@ -141,20 +141,6 @@ async def test_events_that_were_told_to_have_been_sent_are_not_dropped(
     assert [event.kv.key for event in told] == ["/team/b"]
 
 
-@pytest.mark.parametrize("ending", [False, True], ids=["late", "after another stream"])
-async def test_a_mirror_is_read_anew_after_such_a_word(
-    hasty: Hasty, server: EmbeddedServer, store: Store, ending: bool
-) -> None:
-    direct = MemoryStore(server.engine)
-    await direct.txn([], [Put("/team/a", b"")])
-    async with mirrored(store) as mirror:
-        await mirror.reached((await direct.txn([], [Put("/team/b", b"")])).revision)
-        hasty.keeping_back, hasty.ending = True, ending
-        late = (await direct.txn([], [Put("/team/late", b"1")])).revision
-        await mirror.reached(late)
-        await shown(mirror, "/team/late")
-
-
 @pytest.mark.parametrize(
     "code",
     [StatusCode.UNAVAILABLE, StatusCode.UNKNOWN, StatusCode.PERMISSION_DENIED],

@@ -18,13 +18,11 @@ from rdzv.store.http2.frames import (
     MAX_FRAME_BYTES,
     PING,
     RST_STREAM,
-    WINDOW_UPDATE,
     ErrorCode,
     Fields,
     frame,
 )
 from tests.support.store.http2_peer import (
-    OK_FIELDS,
     Played,
     Wire,
     data,
@@ -140,31 +138,28 @@ async def test_what_is_no_answer_leaves_the_request_ambiguous(answer: bytes) -> 
 # -- deadlines
 
 
-async def test_a_call_that_is_not_answered_in_time_may_have_been_carried_out() -> None:
-    connection = Played()
+@pytest.mark.parametrize(
+    ("limits", "jammed", "sent", "frames"),
+    [
+        pytest.param((), False, True, [HEADERS, DATA, RST_STREAM], id="not answered"),
+        pytest.param((), True, False, [], id="never left"),
+        pytest.param(((4, 8),), False, False, [HEADERS, DATA, RST_STREAM], id="left but a byte"),
+    ],
+)
+async def test_a_call_that_is_late_says_whether_it_may_have_been_carried_out(
+    limits: tuple[tuple[int, int], ...], jammed: bool, sent: bool, frames: list[int]
+) -> None:
+    connection = Played(*limits)
+    if jammed:
+        connection.jam()
     failed = await failure(await calling(connection))
-    assert (failed.code, failed.sent) == (DEADLINE_EXCEEDED, True)
-    assert [one.payload for one in connection.wire.of(RST_STREAM)] == [
-        ErrorCode.CANCEL.to_bytes(4, "big")
-    ]
+    assert (failed.code, failed.sent) == (DEADLINE_EXCEEDED, sent)
+    connection.resume_writing()
+    assert [one.kind for one in connection.wire.frames] == frames
+    for one in connection.wire.of(RST_STREAM):
+        assert one.payload == ErrorCode.CANCEL.to_bytes(4, "big")
     connection.answer(1)
     assert connection.usable
-
-
-async def test_a_call_that_never_left_was_certainly_not_carried_out() -> None:
-    connection = Played()
-    connection.jam()
-    failed = await failure(await calling(connection))
-    assert (failed.code, failed.sent) == (DEADLINE_EXCEEDED, False)
-    connection.resume_writing()
-    assert connection.wire.frames == []
-
-
-async def test_a_call_whose_last_byte_never_left_was_not_either() -> None:
-    connection = Played((4, 8))
-    failed = await failure(await calling(connection))
-    assert not failed.sent
-    assert [one.kind for one in connection.wire.frames] == [HEADERS, DATA, RST_STREAM]
 
 
 async def test_the_server_s_own_end_of_the_deadline_is_one() -> None:
@@ -190,9 +185,12 @@ async def test_a_caller_that_goes_away_ends_its_call() -> None:
 # -- the server ends a stream, or the connection
 
 
-async def test_a_refused_stream_was_certainly_not_carried_out() -> None:
+@pytest.mark.parametrize("answered", [False, True])
+async def test_a_refused_stream_was_certainly_not_carried_out(answered: bool) -> None:
     connection = Played()
     task = await calling(connection)
+    if answered:
+        connection.hear(headers(1))
     connection.hear(reset(1, ErrorCode.REFUSED_STREAM))
     assert not (await failure(task)).sent
     assert connection.usable
@@ -343,16 +341,10 @@ async def test_a_stream_that_is_not_read_is_held_at_its_window() -> None:
     for _ in range(8):
         for at in range(0, len(message), MAX_FRAME_BYTES):
             connection.hear(data(1, message[at : at + MAX_FRAME_BYTES]))
-    given_back = sum(
-        int.from_bytes(one.payload, "big") for one in connection.wire.of(WINDOW_UPDATE)
-    )
-    assert given_back < STREAM_WINDOW // 2
+    assert connection.wire.given_back() < STREAM_WINDOW // 2
     for _ in range(8):
         assert await stream.read() == bytes(STREAM_WINDOW // 8 - 5)
-    given_back = sum(
-        int.from_bytes(one.payload, "big") for one in connection.wire.of(WINDOW_UPDATE)
-    )
-    assert given_back > STREAM_WINDOW // 2
+    assert connection.wire.given_back() > STREAM_WINDOW // 2
 
 
 async def test_a_message_larger_than_the_window_comes_whole() -> None:
@@ -367,12 +359,7 @@ async def test_a_message_larger_than_the_window_comes_whole() -> None:
         connection.wire.frames.clear()
         connection.hear(data(1, part))
         sent += len(part)
-        room -= len(part)
-        room += sum(
-            int.from_bytes(one.payload, "big")
-            for one in connection.wire.of(WINDOW_UPDATE)
-            if one.stream_id == 1
-        )
+        room += connection.wire.given_back(1) - len(part)
     assert await stream.read() == bytes(3 * STREAM_WINDOW)
 
 
@@ -427,4 +414,3 @@ async def test_a_token_is_put_into_no_table() -> None:
     head = connection.wire.of(HEADERS)[0].payload
     assert b"\x10\x05token\x01t" in head
     assert connection.wire.fields()[b"token"] == b"t"
-    assert OK_FIELDS

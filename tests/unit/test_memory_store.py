@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from rdzv.errors import (
     Compacted,
     LeaseLost,
     StoreAmbiguous,
+    StoreError,
     StoreFull,
     StoreRefused,
     StoreUnavailable,
@@ -24,7 +26,6 @@ from rdzv.store.memory.actions import Erase, Read, Write
 from rdzv.store.memory.client import Faults, MemoryEngine, MemoryStore
 from rdzv.store.memory.engine import Watcher
 from tests.support.clocks.hand import HandClock
-from tests.support.store.cut import Cut
 
 
 async def test_a_lease_ends_when_the_hand_clock_says_so(clock: HandClock) -> None:
@@ -43,18 +44,17 @@ async def test_a_lease_ends_when_the_hand_clock_says_so(clock: HandClock) -> Non
         await store.lease_keep_alive(7)
 
 
-async def test_explicit_expiry_wakes_a_watch(clock: HandClock) -> None:
+async def test_a_lease_that_ends_wakes_a_watch(clock: HandClock) -> None:
     engine = MemoryEngine(clock)
     store = MemoryStore(engine)
     await store.lease_grant(7, 10)
-    await store.txn([], [Put("a", b"1", lease=7)])
-    async with aclosing(store.watch("a", engine.revision + 1)) as batches:
+    written = await store.txn([], [Put("a", b"1", lease=7)])
+    async with aclosing(store.watch("a", written.revision + 1)) as batches:
         pending = asyncio.ensure_future(anext(batches))
         await asyncio.sleep(0)
         engine.expire_leases(clock.now_s + 10)
-        batch = await pending
-    assert [(event.kind, event.kv.key) for event in batch.events] == [("delete", "a")]
-    assert batch.events[0].kv.mod_revision == batch.revision == 3
+        (event,) = (await pending).events
+    assert (event.kind, event.kv.key, event.kv.mod_revision) == ("delete", "a", 3)
 
 
 def test_renewed_leases_do_not_pile_up(clock: HandClock) -> None:
@@ -95,60 +95,38 @@ async def test_a_full_store_refuses_what_needs_space_and_does_all_else(clock: Ha
     assert (await store.status()).errors == ()
 
 
-async def test_faults_lose_calls_and_answers() -> None:
-    class Lossy(Faults):
-        refuse = lose = False
+class Lossy(Faults):
+    """Refuses calls, loses their answers, or lets these take longer than any call has."""
 
-        async def before(self, call: str) -> None:
-            if self.refuse:
-                raise StoreUnavailable(call)
+    what: Literal["", "refuses", "loses", "hangs"] = ""
 
-        async def after(self, call: str) -> None:
-            if self.lose:
-                raise StoreAmbiguous(call)
+    async def before(self, call: str) -> None:
+        if self.what == "refuses":
+            raise StoreUnavailable(call)
 
-    faults = Lossy()
-    store = MemoryStore(faults=faults)
-    faults.refuse = True
-    with pytest.raises(StoreUnavailable, match="txn"):
-        await store.txn([], [Put("a", b"1")])
-    faults.refuse, faults.lose = False, True
-    with pytest.raises(StoreAmbiguous, match="txn"):
-        await store.txn([], [Put("a", b"2")])
-    with pytest.raises(StoreUnavailable, match="range"):
-        await store.range("a")
-    faults.lose = False
-    assert [kv.value for kv in (await store.range("a")).kvs] == [b"2"]
-    assert store.engine.revision == 2
-
-
-async def test_a_hook_that_waits_ends_a_call_as_its_deadline_would() -> None:
-    class Slow(Faults):
-        async def after(self, call: str) -> None:
+    async def after(self, call: str) -> None:
+        if self.what == "loses":
+            raise StoreAmbiguous(call)
+        if self.what == "hangs":
             await asyncio.Event().wait()
 
-    store = MemoryStore(faults=Slow())
-    with pytest.raises(StoreAmbiguous):
+
+@pytest.mark.parametrize(
+    ("what", "of_a_write"),
+    [("refuses", StoreUnavailable), ("loses", StoreAmbiguous), ("hangs", StoreAmbiguous)],
+)
+async def test_faults_lose_calls_and_answers(
+    what: Literal["refuses", "loses", "hangs"], of_a_write: type[StoreError]
+) -> None:
+    faults = Lossy()
+    store = MemoryStore(faults=faults)
+    faults.what = what
+    with pytest.raises(of_a_write):
         await store.txn([], [Put("a", b"1")], timeout_s=0.01)
     with pytest.raises(StoreUnavailable):
         await store.range("a", timeout_s=0.01)
-    assert store.engine.revision == 2
-
-
-async def test_a_cut_cable_holds_watches_back_and_loses_nothing() -> None:
-    engine, cut = MemoryEngine(), Cut()
-    near, far = MemoryStore(engine), MemoryStore(engine, faults=cut)
-    async with aclosing(far.watch("k", 1)) as batches:
-        cut.cut()
-        pending = asyncio.ensure_future(anext(batches))
-        await near.txn([], [Put("k1", b"")])
-        await near.txn([], [Put("k2", b"")])
-        with pytest.raises(StoreUnavailable):
-            await far.range("k")
-        assert not pending.done()
-        cut.mend()
-        batch = await pending
-    assert [event.kv.key for event in batch.events] == ["k1", "k2"]
+    faults.what = ""
+    assert len((await store.range("a")).kvs) == store.engine.revision - 1 == (what != "refuses")
 
 
 def test_a_slow_watcher_is_bounded_and_reads_the_history_again() -> None:

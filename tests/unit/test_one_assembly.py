@@ -73,11 +73,7 @@ MADE_IN = {
     ("agent.drain.gate_writer", "GateWriter"): {ASSEMBLY},
     ("agent.drain.decisions", "Coordinator"): {ASSEMBLY},
     ("agent.drain.notice", "NoticeSocket"): {ASSEMBLY, "tests/contract/test_notice_socket.py"},
-    ("agent.running", "RunningParts"): {
-        "agent/process.py",
-        "tests/contract/test_full_store.py",
-        "tests/simulation/nodes.py",
-    },
+    ("agent.running", "RunningParts"): {"agent/process.py", "tests/simulation/nodes.py"},
 }
 """By class of a part, where it is made: where it is put together with others, and in its own tests.
 

@@ -28,7 +28,7 @@ from agent.drain.notice import Notice, Source
 from launcher_shim.rundir import layout
 from rdzv.drain.gate import Gate
 from rdzv.drain.transactions import cancel
-from rdzv.errors import StoreUnavailable
+from rdzv.errors import StoreError, StoreUnavailable
 from rdzv.records.drain import Commit, Drain, LastCommit
 from rdzv.records.history import HistoryEntry
 from rdzv.snapshot import Snapshot
@@ -131,12 +131,12 @@ class ScriptedPod(Pod):
         self._job.timeline.add(self.name, "its sidecar freezes")
         return lambda: self._job.loop.thaw(process)
 
-    def refuse_writes(self, prefix: str = "") -> None:
+    def refuse_writes(self, prefix: str = "", error: StoreError | None = None) -> None:
         """Let the store take no write of it under ``prefix``; all is read as before."""
 
         def refuse(operations: Sequence[Operation]) -> None:
             if any(operation.key.startswith(prefix) for operation in operations):
-                raise StoreUnavailable("etcdserver: mvcc: database space exceeded")
+                raise error or StoreUnavailable("etcdserver: mvcc: database space exceeded")
 
         assert self.link is not None
         self.link.on_txn = refuse
@@ -163,6 +163,17 @@ class ScriptedPod(Pod):
         """The phase of the gate that its ranks read."""
         shown = self.run_dir.gate()
         return "" if shown is None else Gate.from_json(layout.GATE, shown).phase
+
+    @property
+    def not_ready(self) -> str | None:
+        """Why its sidecar is not ready; None if it is."""
+        return self._running()._parts.not_ready()
+
+    @property
+    def upholds(self) -> bool:
+        """Whether its sidecar renews a lease of the one before it, and is not registered itself."""
+        registrar = self._running().registrar
+        return registrar.upheld and not registrar.registered.is_set()
 
     @property
     def drain(self) -> Drain | None:

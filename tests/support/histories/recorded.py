@@ -21,7 +21,7 @@ from launcher_shim.tcpstore import wire
 from tests.support.sidecars.raw_client import RawClient, connected
 
 ROOT = Path(__file__).parents[3]
-Model = Literal["linearizable", "ordered", "membership"]
+Model = Literal["ordered", "membership"]
 
 
 @dataclass(slots=True)
@@ -66,11 +66,6 @@ class History:
         record.return_ns = time.monotonic_ns()
         record.output = output
 
-    def longest_s(self) -> float:
-        """For how long the slowest operation was under way."""
-        taken = [r.return_ns - r.call_ns for r in self.records if r.return_ns is not None]
-        return max(taken, default=0) / 1e9
-
     def text(self) -> str:
         return "".join(record.line() + "\n" for record in self.records)
 
@@ -84,68 +79,69 @@ class HistoryClient:
         self._raw = raw
 
     async def set(self, key: str, value: str) -> None:
-        await self._silent(
-            Record(self.number, "set", key, value), wire.Set(key.encode(), value.encode())
-        )
+        await self._silent("set", key, wire.Set(key.encode(), value.encode()), value)
 
     async def append(self, key: str, value: str) -> None:
-        await self._silent(
-            Record(self.number, "append", key, value), wire.Append(key.encode(), value.encode())
-        )
+        await self._silent("append", key, wire.Append(key.encode(), value.encode()), value)
 
     async def get(self, key: str) -> str | None:
         # As torch's client does after a WAIT. An empty answer is that of a missing key: no test
         # here sets an empty value.
-        record = self._history.begin(Record(self.number, "get", key))
-        self._raw.send(wire.Get(key.encode()))
-        value = (await self._raw.vec()).decode()
-        self._history.end(record, value or None)
-        return value or None
+        record = self._begin(wire.Get(key.encode()), "get", key)
+        return self._end(record, (await self._raw.vec()).decode() or None)
 
-    async def compare_set(self, key: str, expected: str, desired: str) -> str:
-        record = self._history.begin(Record(self.number, "cas", key, desired, expected))
-        self._raw.send(wire.CompareSet(key.encode(), expected.encode(), desired.encode()))
-        value = (await self._raw.vec()).decode()
-        self._history.end(record, value)
-        return value
+    async def compare_set(self, key: str, expected: str, desired: str) -> None:
+        request = wire.CompareSet(key.encode(), expected.encode(), desired.encode())
+        record = self._begin(request, "cas", key, desired, expected)
+        self._end(record, (await self._raw.vec()).decode())
 
-    async def add(self, key: str, delta: int) -> int:
-        record = self._history.begin(Record(self.number, "add", key, delta=delta))
-        self._raw.send(wire.Add(key.encode(), delta))
-        total = await self._raw.number()
-        self._history.end(record, str(total))
-        return total
+    async def add(self, key: str, delta: int) -> None:
+        record = self._begin(wire.Add(key.encode(), delta), "add", key, delta=delta)
+        self._end(record, str(await self._raw.number()))
 
     async def delete(self, key: str) -> None:
-        record = self._history.begin(Record(self.number, "delete", key))
-        self._raw.send(wire.DeleteKey(key.encode()))
-        self._history.end(record, str(await self._raw.number()))
+        record = self._begin(wire.DeleteKey(key.encode()), "delete", key)
+        self._end(record, str(await self._raw.number()))
 
     async def check(self, key: str) -> None:
-        record = self._history.begin(Record(self.number, "check", key))
-        self._raw.send(wire.Check((key.encode(),)))
-        self._history.end(record, (await self._raw.byte()).decode())
+        record = self._begin(wire.Check((key.encode(),)), "check", key)
+        self._end(record, (await self._raw.byte()).decode())
 
     async def wait(self, key: str, patience_s: float) -> None:
         """Wait, and give it up as torch's client does."""
-        record = self._history.begin(Record(self.number, "wait", key))
-        self._raw.send(wire.Wait((key.encode(),)))
+        record = self._begin(wire.Wait((key.encode(),)), "wait", key)
         answer = asyncio.ensure_future(self._raw.byte())
         done, _ = await asyncio.wait([answer], timeout=patience_s)
         if not done:
             self._raw.send(wire.CancelWait())
         if await answer == wire.STOP_WAITING:
-            self._history.end(record)
+            self._end(record)
             if not done:
                 assert await self._raw.byte() == wire.WAIT_CANCELED
 
-    async def _silent(self, record: Record, request: wire.Request) -> None:
+    async def _silent(self, op: str, key: str, request: wire.Request, value: str) -> None:
         """Send what has no answer; that of a later request says that it is done."""
-        self._history.begin(record)
+        record = self._begin(request, op, key, value)
+        self._raw.send(wire.Ping(self.number))
+        assert await self._raw.four_bytes() == struct.pack("<I", self.number)
+        self._end(record)
+
+    def _begin(
+        self,
+        request: wire.Request,
+        op: str,
+        key: str,
+        value: str = "",
+        expected: str = "",
+        delta: int = 0,
+    ) -> Record:
+        record = self._history.begin(Record(self.number, op, key, value, expected, delta))
         self._raw.send(request)
-        self._raw.send(wire.Ping(record.client))
-        assert await self._raw.four_bytes() == struct.pack("<I", record.client)
-        self._history.end(record)
+        return record
+
+    def _end(self, record: Record, output: str | None = None) -> str | None:
+        self._history.end(record, output)
+        return output
 
 
 @asynccontextmanager

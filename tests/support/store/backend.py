@@ -73,8 +73,8 @@ class Following:
     def seen(self) -> list[tuple[str, str, bytes]]:
         return [(event.kind, event.kv.key, event.kv.value) for event in self.events]
 
-    async def until(self, condition: Callable[[], bool], deadline_s: float = CALL_S) -> None:
-        async with asyncio.timeout(deadline_s):
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(CALL_S):
             while not condition():
                 self.batches.append(await anext(self._batches))
 
@@ -83,8 +83,8 @@ class Following:
         before = len(self.batches)
         await self.until(lambda: len(self.batches) > before)
 
-    async def count(self, events: int, deadline_s: float = CALL_S) -> None:
-        await self.until(lambda: len(self.events) >= events, deadline_s)
+    async def count(self, events: int) -> None:
+        await self.until(lambda: len(self.events) >= events)
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ import tempfile
 import time
 import urllib.request
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -315,10 +315,3 @@ class EtcdCluster:
         process = self._processes[member]
         assert process is not None
         process.send_signal(number)
-
-
-@pytest.fixture(scope="session")
-def etcd_cluster() -> Iterator[EtcdCluster]:
-    """Three members for the whole test session; whoever breaks one calls ``restore``."""
-    with EtcdCluster() as cluster:
-        yield cluster

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rdzv.store.http2.calls import framed
@@ -61,10 +62,6 @@ class Listening:
     def refused(self, stream_id: int) -> None:
         self.seen.append(Seen("refused", stream_id))
 
-    def of(self, *kinds: str) -> list[Seen]:
-        """What was heard of these kinds."""
-        return [one for one in self.seen if one.what in kinds]
-
 
 def block(fields: Fields = OK_FIELDS) -> bytes:
     return b"".join(literal(*field) for field in fields)
@@ -111,22 +108,26 @@ def sent(engine: Engine) -> list[IncomingFrame]:
 
 
 class Wire(asyncio.Transport):
-    """The server's end; it takes all that is written, unless it is ``jammed``."""
+    """The other end of a connection, which takes all that is written."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.closing = self.aborted = self.jammed = False
-        self._reader = FrameReader()
-        self._reader.read(GREETING)
+        self.closing = self.aborted = False
+        self.writes = self.unread = 0
+        """How often it was written to, and the bytes that lie in front of the socket."""
+        self.on_write: Callable[[], None] = lambda: None
         self.decoder = HeaderDecoder()
         self.frames: list[IncomingFrame] = []
+        self._reader = FrameReader()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         assert not self.closing
+        self.writes += 1
+        self.on_write()
         self.frames += self._reader.read(bytes(data).removeprefix(PREFACE))
 
     def get_write_buffer_size(self) -> int:
-        return int(self.jammed)
+        return self.unread
 
     def is_closing(self) -> bool:
         return self.closing
@@ -141,8 +142,17 @@ class Wire(asyncio.Transport):
         return [one for one in self.frames if one.kind == kind]
 
     def fields(self, number: int = -1) -> dict[bytes, bytes]:
-        """The headers of one request."""
+        """The fields of one block of headers."""
         return dict(self.decoder.decode(self.of(HEADERS)[number].payload))
+
+    def given_back(self, *streams: int) -> int:
+        """So many bytes more may come on the connection and its streams, or on these."""
+        found = self.of(WINDOW_UPDATE)
+        return sum(
+            int.from_bytes(one.payload, "big")
+            for one in found
+            if not streams or one.stream_id in streams
+        )
 
 
 class Played(Http2Connection):
@@ -162,5 +172,5 @@ class Played(Http2Connection):
         self.hear(headers(stream_id), data(stream_id, framed(message)), trailers(stream_id))
 
     def jam(self) -> None:
-        self.wire.jammed = True
+        self.wire.unread = 1
         self.pause_writing()

@@ -8,10 +8,10 @@ is what tests of failures ask for.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partialmethod
 from typing import Any
 
 from rdzv.pacing import Patience
-from rdzv.store import Compare, Operation, Page, RangeResult, StoreStatus, TxnResult
 from rdzv.store.access import Access
 from rdzv.store.etcd.admin import Rights
 from rdzv.store.etcd.client import EtcdStore
@@ -35,48 +35,14 @@ class LongPatience(Patience):
 class PatientEtcdStore(EtcdStore):
     """Each call has ``CALL_S``, and no second attempt is made for want of time."""
 
-    async def range(
-        self, key: str, *, prefix: bool = False, timeout_s: float = CALL_S
-    ) -> RangeResult:
-        return await super().range(key, prefix=prefix, timeout_s=timeout_s)
-
-    async def page(
-        self,
-        prefix: str,
-        *,
-        limit: int,
-        after: str = "",
-        revision: int = 0,
-        timeout_s: float = CALL_S,
-    ) -> Page:
-        return await super().page(
-            prefix, limit=limit, after=after, revision=revision, timeout_s=timeout_s
-        )
-
-    async def txn(
-        self,
-        compares: Sequence[Compare],
-        then: Sequence[Operation],
-        otherwise: Sequence[Operation] = (),
-        *,
-        timeout_s: float = CALL_S,
-    ) -> TxnResult:
-        return await super().txn(compares, then, otherwise, timeout_s=timeout_s)
-
-    async def lease_grant(self, lease_id: int, ttl_s: int, *, timeout_s: float = CALL_S) -> None:
-        await super().lease_grant(lease_id, ttl_s, timeout_s=timeout_s)
-
-    async def lease_keep_alive(self, lease_id: int, *, timeout_s: float = CALL_S) -> float:
-        return await super().lease_keep_alive(lease_id, timeout_s=timeout_s)
-
-    async def lease_revoke(self, lease_id: int, *, timeout_s: float = CALL_S) -> None:
-        await super().lease_revoke(lease_id, timeout_s=timeout_s)
-
-    async def compact(self, revision: int, *, timeout_s: float = CALL_S) -> None:
-        await super().compact(revision, timeout_s=timeout_s)
-
-    async def status(self, *, timeout_s: float = CALL_S) -> StoreStatus:
-        return await super().status(timeout_s=timeout_s)
+    range = partialmethod(EtcdStore.range, timeout_s=CALL_S)
+    page = partialmethod(EtcdStore.page, timeout_s=CALL_S)
+    txn = partialmethod(EtcdStore.txn, timeout_s=CALL_S)
+    lease_grant = partialmethod(EtcdStore.lease_grant, timeout_s=CALL_S)
+    lease_keep_alive = partialmethod(EtcdStore.lease_keep_alive, timeout_s=CALL_S)
+    lease_revoke = partialmethod(EtcdStore.lease_revoke, timeout_s=CALL_S)
+    compact = partialmethod(EtcdStore.compact, timeout_s=CALL_S)
+    status = partialmethod(EtcdStore.status, timeout_s=CALL_S)
 
     def _endpoints(self, access: Access) -> Sequence[EtcdEndpoint]:
         endpoints = super()._endpoints(access)

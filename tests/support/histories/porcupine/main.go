@@ -3,7 +3,7 @@
 // Command porcupine-check reads a history of concurrent operations, a line of JSON each, and says
 // whether it can have come from what the named model describes.
 //
-// Usage: porcupine-check MODEL TIMEOUT <HISTORY; MODEL is linearizable, ordered or membership.
+// Usage: porcupine-check MODEL TIMEOUT <HISTORY; MODEL is ordered or membership.
 // It ends with 0 if the history is right, with 1 if it is not, and then tells where, and with 3 if
 // that could not be decided in time, or within memoryMax.
 package main
@@ -28,10 +28,10 @@ const partTime = time.Second
 
 func main() {
 	models := map[string]func() porcupine.Model{
-		"linearizable": linearizable, "ordered": ordered, "membership": membership,
+		"ordered": ordered, "membership": membership,
 	}
 	if len(os.Args) != 3 || models[os.Args[1]] == nil {
-		fail("usage: porcupine-check linearizable|ordered|membership TIMEOUT <HISTORY")
+		fail("usage: porcupine-check ordered|membership TIMEOUT <HISTORY")
 	}
 	timeout, err := time.ParseDuration(os.Args[2])
 	if err != nil {

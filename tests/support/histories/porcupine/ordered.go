@@ -90,3 +90,21 @@ func (s story) saw(client, place int) story {
 	}
 	return s
 }
+
+func byKey(history []porcupine.Operation) [][]porcupine.Operation {
+	index := map[string]int{}
+	var parts [][]porcupine.Operation
+	for _, operation := range history {
+		key := operation.Input.(record).Key
+		at, known := index[key]
+		if !known {
+			at = len(parts)
+			index[key] = at
+			parts = append(parts, nil)
+		}
+		parts[at] = append(parts[at], operation)
+	}
+	return parts
+}
+
+func describe(input, _ interface{}) string { return input.(record).String() }
