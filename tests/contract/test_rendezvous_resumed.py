@@ -85,19 +85,6 @@ async def test_one_that_has_finished_by_an_older_sidecar_is_done_by_the_next_one
         assert [done.failure, trains.failure] == [None, None]
 
 
-async def test_a_client_that_a_newer_one_has_replaced_does_not_take_its_place_back() -> None:
-    async with job(QUICK, world="ab") as one:
-        older = one.torchruns["a"].wire.agent
-        kept = older.node
-        assert kept is not None
-        one.torchrun("a")
-        await one.world("ab")
-        again = connect(one.sidecars["a"].rendezvous, older.claim.nonce, kept)
-        assert again.node is None
-        await one.passed(1)
-        assert one.torchruns["a"].restarts == 0
-
-
 def test_a_note_that_is_none_of_ours_begins_a_new_client() -> None:
     node = Node("w-0", "in", "nonce", 1, "10.0.0.1", 7, 0, round=3, flavour="aware")
     note = Note("run/ü", 2, node, finished_round=3)

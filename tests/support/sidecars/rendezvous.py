@@ -86,8 +86,6 @@ class Sidecar:
         self.mirror, self.job = self._client.mirror, self._client.membership
         self.leaving: frozenset[str] = frozenset()
         self.granted: frozenset[str] = frozenset()
-        self.joins_wait = False
-        self.policy = policy
         who = identity(name, least=policy.min_nodes, most=policy.max_nodes)
         # With a UID the job has one life, even if all of its pods are gone for a while.
         settings = MemberSettings(
@@ -115,7 +113,7 @@ class Sidecar:
             keys=keys.run(RUN_ID),
             run_id=RUN_ID,
             launched=policy,
-            policy=lambda: self.policy,
+            policy=lambda: policy,
             membership=self._membership,
             came=self.quarantining.came,
             entered=self.quarantining.entered,
@@ -131,7 +129,7 @@ class Sidecar:
             listed=membership.listed - self.leaving,
             leaving=self.leaving,
             granted=self.granted,
-            joins_wait=self.joins_wait,
+            joins_wait=False,
         )
 
     async def run(self) -> None:
@@ -450,21 +448,14 @@ class Job:
         assert world is not None
         return world.round
 
-    async def tell(self, *, leaving: str = "", granted: str = "", joins_wait: bool = False) -> None:
+    async def tell(self, *, leaving: str = "", granted: str = "") -> None:
         """Let every sidecar know who leaves, as a change to the drains in the store would."""
         for sidecar in self.sidecars.values():
             sidecar.leaving = frozenset(leaving + granted)
             sidecar.granted = frozenset(granted)
-            sidecar.joins_wait = joins_wait
         told = Put(f"{KEYS.in_generation(1).prefix}told", f"{leaving} {granted}".encode())
         async with asyncio.timeout(10):
             await MemoryStore(self.engine).txn([], [told])
-
-    def form_by(self, policy: RoundPolicy) -> None:
-        """Let every sidecar, also one still to come, form its rounds by another policy."""
-        self.policy = policy
-        for sidecar in self.sidecars.values():
-            sidecar.policy = policy
 
     def story(self) -> str:
         """Where everybody stands, for a failing test."""
