@@ -88,6 +88,11 @@ class Scene:
     def lose(self, member: Member) -> None:
         self._apply(self._gone(member))
 
+    def drain_and_lose(self, member: Member) -> None:
+        """Let both have happened when the mirror next hears of the store, as after a cut."""
+        drain = Drain(member.pod_uid, member.name, "its node is drained", "sigterm")
+        self._apply(self._put(HERE.drain(member.pod_uid), drain.to_json()), self._gone(member))
+
     def leave(self, *members: Member) -> None:
         """Let members leave on purpose, in one batch of the watch."""
         revision = self.mirror.revision + 1
@@ -241,7 +246,10 @@ async def test_i4_a_pod_that_drained_before_a_backup_takes_no_host_of_its_name_o
         assert token in scene.tokens()
 
 
-async def test_a_leave_from_before_a_pod_registered_is_none_of_that_registration() -> None:
+async def test_i2_only_who_drains_or_leaves_goes_from_the_list_of_one_that_cannot_register() -> (
+    None
+):
+    """A leave from before a pod registered is none of that registration."""
     async with delivering(A, B, C) as scene:
         scene.leave(B)
         await scene.until(lambda: scene.hosts() == ["a", "c"])
@@ -254,6 +262,8 @@ async def test_a_leave_from_before_a_pod_registered_is_none_of_that_registration
         again.lose(B)
         again.leave(C)
         await again.until(lambda: again.hosts() == ["a", "b"])
+        again.drain_and_lose(A)
+        await again.until(lambda: again.hosts() == ["b"])
         assert not again.delivery.delivered.is_set()
         again.registered.set()
         await again.until(again.delivery.delivered.is_set)
