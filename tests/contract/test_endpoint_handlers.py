@@ -29,15 +29,6 @@ async def started(one: Pod, address: str) -> Torchrun:
     return await asyncio.to_thread(Torchrun, one.port, address, keeps_alive=True)
 
 
-async def test_two_nodes_share_a_world_and_its_master() -> None:
-    engine = MemoryEngine()
-    async with pod(engine, "w-0") as one, pod(engine, "w-1") as two:
-        torchruns = [await started(one, "10.0.0.2"), await started(two, "10.0.0.1")]
-        worlds = await asyncio.gather(*(asyncio.to_thread(t.form) for t in torchruns))
-        assert sorted(world[:3] for world in worlds) == [(0, 2, "10.0.0.1"), (1, 2, "10.0.0.1")]
-        await asyncio.gather(*(asyncio.to_thread(t.end) for t in torchruns))
-
-
 async def test_one_whose_first_rank_died_before_it_spoke_comes_back_to_form_again() -> None:
     engine = MemoryEngine()
     async with pod(engine, "w-0") as one, pod(engine, "w-1") as two:

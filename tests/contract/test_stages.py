@@ -51,8 +51,13 @@ async def test_what_is_left_of_a_stage_is_how_it_ended_for_whom_and_by_which_lin
             assert len(mirror.under(HERE.run(names[1]).kv)) > 1
             assert set(one.endpoint.rendezvous()) == {names[2]}
         async with container(path) as port:
+            assert not await passes(port, b"finetune")
+            assert not await passes(port, b"pretrain", "faces")
             for line in (b"pretrain", b"finetune", b"evaluate"):
                 assert await passes(port, line)
+            assert not await passes(port, b"publish")
+            assert await ran(port) == 1
+        assert closed(one)["digits (stage 4)"] == "success"
 
 
 async def test_one_that_fails_in_a_stage_comes_back_to_it(tmp_path: Path) -> None:
@@ -96,26 +101,6 @@ async def test_a_stage_is_known_to_the_sidecar_that_comes_next(tmp_path: Path) -
                 await ending
             assert await ran(port) == 1
             assert closed(one)["digits (stage 3)"] == "success"
-
-
-async def test_a_container_that_is_started_again_passes_over_what_has_ended_well_by_that_line(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "c10d.sock"
-    async with pod(MemoryEngine(), "w-0", unix_path=str(path), kept=Files()) as one:
-        async with container(path) as port:
-            for line in (b"pretrain", b"finetune"):
-                assert not await passes(port, line)
-                await ran(port)
-        async with container(path) as port:
-            assert not await passes(port, b"finetune")
-            assert not await passes(port, b"pretrain", "faces")
-            assert await passes(port, b"pretrain")
-            assert await passes(port, b"finetune")
-            assert not await passes(port, b"evaluate")
-            assert await ran(port) == 1
-        runs = dict.fromkeys(("digits", "digits (stage 2)", "digits (stage 3)"), "success")
-        assert closed(one) == runs
 
 
 async def test_the_delivered_torchrun_passes_over_or_becomes_the_images_own(tmp_path: Path) -> None:
