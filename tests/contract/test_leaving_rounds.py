@@ -35,9 +35,9 @@ async def test_the_others_form_again_at_once_when_leaves_are_granted(
     others = [name for name in world if name not in leavers]
     formed_again = {**dict.fromkeys(world, 0), **dict.fromkeys(others, 1)}
     async with job(PATIENT, world=world) as one:
-        await one.tell(leaving=leavers)
+        one.leaves(leavers)
         began = now()
-        await one.tell(granted=leavers)
+        one.grants(leavers)
         assert await one.world("".join(others)) == 1
         assert now() - began < GRACEFUL_S
         assert times_formed_again(one) == formed_again
@@ -52,8 +52,8 @@ async def test_the_others_form_again_at_once_when_leaves_are_granted(
 
 async def test_everybody_granted_at_once_ends_the_round_and_nobody_restarts() -> None:
     async with job(QUICK, world="abc") as one:
-        await one.tell(leaving="abc")
-        await one.tell(granted="abc")
+        one.leaves("abc")
+        one.grants("abc")
         rendezvous = one.sidecars["a"].rendezvous
         await one.until(lambda: rendezvous.round.number == 1)
         await one.passed(1.5)
@@ -67,9 +67,9 @@ async def test_everybody_granted_at_once_ends_the_round_and_nobody_restarts() ->
 
 async def test_who_is_finishing_is_left_in_peace() -> None:
     async with job(QUICK, world="abc") as one:
-        await one.tell(leaving="b")
-        await one.torchruns["a"].wire.barrier()
-        await one.tell(granted="b")
+        one.leaves("b")
+        await one.torchruns["a"].comes_to_the_exit_barrier()
+        one.grants("b")
         await one.passed(1.5)
         assert times_formed_again(one) == {"a": 0, "b": 0, "c": 0}
         one.torchruns["b"].order("finish")
@@ -86,8 +86,8 @@ async def test_who_is_finishing_is_left_in_peace() -> None:
 
 async def test_a_round_that_finishes_is_not_over_because_all_may_leave() -> None:
     async with job(QUICK, world="ab") as one:
-        await one.torchruns["a"].wire.barrier()
-        await one.tell(granted="ab")
+        await one.torchruns["a"].comes_to_the_exit_barrier()
+        one.grants("ab")
         await one.passed(1)
         assert one.sidecars["a"].rendezvous.round.number == 0
         for torchrun in one.everyone:
@@ -107,7 +107,7 @@ async def finishes_before_the_others(one: Job, name: str) -> None:
 async def test_a_leaver_that_finishes_last_closes_the_run() -> None:
     async with job(PATIENT, world="ab") as one:
         await finishes_before_the_others(one, "a")
-        await one.tell(leaving="b")
+        one.leaves("b")
         one.torchruns["b"].order("finish")
         await one.until(lambda: one.torchruns["b"].ended)
         await one.until(lambda: one.sidecars["a"].rendezvous.round.closed == "success")
@@ -116,7 +116,7 @@ async def test_a_leaver_that_finishes_last_closes_the_run() -> None:
 
 async def test_a_leaver_that_finishes_before_the_others_closes_nothing() -> None:
     async with job(PATIENT, world="ab") as one:
-        await one.tell(leaving="a")
+        one.leaves("a")
         await finishes_before_the_others(one, "a")
         await one.passed(1)
         assert one.sidecars["b"].rendezvous.round.closed == ""
@@ -128,9 +128,9 @@ async def test_a_leaver_that_finishes_before_the_others_closes_nothing() -> None
 async def test_a_leaver_that_closes_the_rendezvous_closes_nothing(granted: bool) -> None:
     """As torch 2.3 to 2.7 does at SIGTERM, and any torch whose workers failed for good."""
     async with job(PATIENT, world="abc") as one:
-        await one.tell(leaving="b")
+        one.leaves("b")
         if granted:
-            await one.tell(granted="b")
+            one.grants("b")
             assert await one.world("ac") == 1
         leaver = one.torchruns["b"]
         leaver.order("fail")

@@ -15,9 +15,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from launcher_shim.c10d.agent import connect
 from launcher_shim.c10d.rounds.records import Round
-from rdzv.store.memory.client import MemoryEngine
 from tests.support.clocks.virtual import now
 from tests.support.sidecars.rendezvous import QUICK, Job, job
 
@@ -150,7 +148,7 @@ async def test_closed_by_success_stays_closed() -> None:
 
 async def test_nobody_is_let_in_while_one_stands_in_the_exit_barrier() -> None:
     async with job(QUICK, world="ab") as one:
-        await one.torchruns["a"].wire.barrier()
+        await one.torchruns["a"].comes_to_the_exit_barrier()
         late = await one.node("c")
         await one.passed(2.5)
         assert one.torchruns["b"].restarts == 0
@@ -194,7 +192,7 @@ async def test_closed_by_failure_the_others_leave_at_once_and_go_on(spare: bool)
     async with job(replace(QUICK, max_nodes=2), world="ab") as one:
         if spare:
             await one.node("c")
-            await one.until(lambda: "c" in one.sidecars["a"].rendezvous.snapshot().nodes)
+            await one.until(lambda: "c" in one.sidecars["a"].nodes)
         one.torchruns["a"].order("fail")
         if not spare:
             await one.until(lambda: one.torchruns["a"].ended)
@@ -224,7 +222,7 @@ async def stands_in_the_exit_barrier(one: Job, name: str) -> None:
     one.torchruns[name].order("wait")
 
     def finished() -> bool:
-        node = one.sidecars["c"].rendezvous.snapshot().nodes[name]
+        node = one.sidecars["c"].nodes[name]
         return node.finished and one.sidecars["c"].rendezvous.round.finishing
 
     await one.until(finished)
@@ -248,7 +246,7 @@ async def test_one_that_trains_leaves_at_once_what_fails_while_another_is_done(h
         assert await one.world("bc") == 1
         await one.until(lambda: done.ended)
         assert (done.failure, len(done.worlds)) == (None, 1)
-        await one.until(lambda: one.sidecars["b"].rendezvous.snapshot().nodes["a"].state == "left")
+        await one.until(lambda: one.sidecars["b"].nodes["a"].state == "left")
         assert one.sidecars["b"].rendezvous.round.closed == ""
         assert [trains.failure, one.torchruns["c"].failure] == [None, None]
 
@@ -303,41 +301,3 @@ async def test_one_that_is_done_does_not_close_what_the_others_go_on_with() -> N
         one.torchrun("a")
         assert await one.world("ab") == 1
         assert [t.failure for t in one.everyone] == [None, None, None]
-
-
-async def test_i5_a_store_that_is_emptied_is_seeded_again() -> None:
-    async with job(PATIENT, ttl_s=1.0, world="abc") as one:
-        fresh = MemoryEngine(one.engine.clock)
-        for sidecar in one.sidecars.values():
-            sidecar.move(fresh)
-        one.engine = fresh
-        rendezvous = one.sidecars["a"].rendezvous
-        await one.until(
-            lambda: (
-                fresh.revision > 1
-                and rendezvous.snapshot().round.mod_revision > 0
-                and len(rendezvous.snapshot().nodes) == 3
-                and rendezvous.snapshot().revision == fresh.revision
-            )
-        )
-        await one.passed(4)
-        assert [t.restarts for t in one.everyone] == [0, 0, 0]
-        await one.node("d")
-        assert await one.world("abcd") == 1
-
-
-async def test_a_newer_torchrun_of_a_pod_replaces_the_older_one() -> None:
-    async with job(QUICK, world="ab") as one:
-        older = one.torchruns["a"]
-        former = older.wire.agent
-        kept = former.node
-        assert kept is not None
-        one.torchrun("a")
-        await one.world("ab")
-        # Nor has it its place back when its relay comes to a sidecar that starts again.
-        assert connect(one.sidecars["a"].rendezvous, former.claim.nonce, kept).node is None
-        began = now()
-        older.order("rejoin")
-        await one.until(lambda: now() - began > 5)
-        assert older.compare_sets(began) <= 10
-        assert one.torchruns["a"].restarts == 0
