@@ -16,10 +16,15 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from launcher_shim.c10d.rounds.records import Round
+from rdzv.store.memory.client import MemoryStore
 from tests.support.clocks.virtual import now
-from tests.support.sidecars.rendezvous import QUICK, Job, job
+from tests.support.sidecars.jobs import KEYS, begin_next_life
+from tests.support.sidecars.rendezvous import QUICK, Job, Torchrun, job
 
 pytestmark = pytest.mark.virtual
+
+NOWHERE = 1
+"""The port at which somebody looks in vain for a first rank that will never be there."""
 
 PATIENT = replace(QUICK, last_call_s=20.0)
 """For counting rounds where everybody comes."""
@@ -301,3 +306,54 @@ async def test_one_that_is_done_does_not_close_what_the_others_go_on_with() -> N
         one.torchrun("a")
         assert await one.world("ab") == 1
         assert [t.failure for t in one.everyone] == [None, None, None]
+
+
+async def a_silent_first_rank(one: Job) -> tuple[Torchrun, Torchrun]:
+    """One has its place as rank 0 and does not say where; the other one waits for that."""
+    for name in "ab":
+        await one.sidecar(name)
+    silent, waiting = one.torchrun("a"), one.torchrun("b")
+    silent.line.stores.clear()
+    seen = one.sidecars["b"]
+    await one.until(lambda: [node.state for node in seen.nodes.values()] == ["in", "in"])
+    await one.passed(1)
+    assert not waiting.worlds
+    return silent, waiting
+
+
+async def test_one_whose_first_rank_died_before_it_spoke_comes_back_to_form_again() -> None:
+    async with job(QUICK) as one:
+        silent, waiting = await a_silent_first_rank(one)
+        silent.kill()
+        await one.until(lambda: waiting.restarts == 1)
+        # The sidecar's word: who is left waiting gets an error of torch's.
+        assert (waiting.worlds[0].rank, waiting.worlds[0].master_port) == (1, NOWHERE)
+
+
+async def begins_its_next_life(one: Job) -> None:
+    seen = one.sidecars["a"].pod.client.membership.snapshot().job
+    assert seen is not None
+    await begin_next_life(MemoryStore(one.engine), KEYS, seen)
+
+
+async def test_i1_torchruns_of_a_former_life_leave_its_world_and_form_one_in_the_next() -> None:
+    async with job(PATIENT, world="ab") as one:
+        await begins_its_next_life(one)
+        await one.until(lambda: [len(torchrun.worlds) for torchrun in one.everyone] == [2, 2])
+        await one.world("ab")
+        assert {sidecar.pod.registrar.generation for sidecar in one.sidecars.values()} == {2}
+
+
+async def test_i1_one_that_waits_for_its_former_world_is_let_go_and_gets_nothing_of_the_next() -> (
+    None
+):
+    async with job(PATIENT) as one:
+        silent, waiting = await a_silent_first_rank(one)
+        await begins_its_next_life(one)
+        await one.until(lambda: bool(waiting.worlds))
+        assert (waiting.worlds[0].rank, waiting.worlds[0].master_port) == (1, NOWHERE)
+        silent.line.stores.set()
+        await one.until(lambda: [len(torchrun.worlds) for torchrun in one.everyone] == [2, 2])
+        await one.world("ab")
+        first, second = silent.worlds[1], waiting.worlds[1]
+        assert first.master_port == second.master_port != NOWHERE

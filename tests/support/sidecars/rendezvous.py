@@ -222,6 +222,7 @@ class World:
     round: int
     rank: int
     size: int
+    master_port: int
 
 
 class Torchrun:
@@ -339,7 +340,8 @@ class Torchrun:
     def _form(self, handler: DynamicRendezvousHandler) -> None:
         info: RendezvousInfo = handler.next_rendezvous()
         number = handler._state_holder.state.round
-        self.worlds.append(World(number, info.rank, info.world_size))
+        port = info.bootstrap_store_info.master_port
+        self.worlds.append(World(number, info.rank, info.world_size, port))
 
 
 @dataclass
