@@ -37,8 +37,6 @@ class World(NamedTuple):
 
     rank: int
     size: int
-    master_addr: str
-    master_port: int
 
 
 class Torchrun:
@@ -52,8 +50,7 @@ class Torchrun:
         info = self._handler.next_rendezvous()
         self._handler._stop_heartbeats()
         self._keys: Any = info.store
-        master = info.bootstrap_store_info
-        return World(info.rank, info.world_size, master.master_addr, master.master_port)
+        return World(info.rank, info.world_size)
 
     def waiting(self) -> int:
         """What the agent looks at beside its workers."""
