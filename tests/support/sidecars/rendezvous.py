@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from functools import partial
+from itertools import count
 from typing import Any
 from unittest.mock import patch
 
@@ -24,13 +26,14 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 from agent.surroundings import MemberSettings, Sockets
 from launcher_shim.c10d.request_order import RelayNumbers
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
-from launcher_shim.c10d.rounds.records import Node
+from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.c10d.rounds.stages import round_prefix
 from launcher_shim.c10d.session import LauncherSession
 from launcher_shim.tcpstore import wire
 from rdzv.job import JobClient
 from rdzv.members.registration import Held
+from rdzv.mirror import Mirror
 from rdzv.reconcile import first_of
 from rdzv.records.drain import Commit, Drain
 from rdzv.records.quarantine import TERMS, Terms
@@ -56,6 +59,8 @@ QUICK = RoundPolicy(
     hung_s=30.0,
 )
 
+ALONE = replace(QUICK, min_nodes=1)
+
 DEADLINE_S = 20.0
 """Whoever waits for somebody who does not come waits for longer."""
 
@@ -65,6 +70,19 @@ LAST_OUT = "torchelastic/agent/terminal_state/last_member"
 
 MONITOR_S = 0.1
 """Between two looks of torch's agent at its workers, and at who waits."""
+
+
+class Files:
+    """What outlives a sidecar, by name."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, bytes] = {}
+
+    def content(self, name: str) -> bytes | None:
+        return self._files.get(name)
+
+    def put(self, name: str, content: bytes) -> None:
+        self._files[name] = content
 
 
 class Sidecar:
@@ -112,10 +130,24 @@ class Sidecar:
         around = surroundings(store, self.name)
         async with (
             loaded(JobClient.of(store, KEYS, clock=now)) as client,
-            serving(around, settings, client, Sockets(c10d_port=None), held=self._held) as self.pod,
+            serving(
+                *(around, settings, client, Sockets(c10d_port=None)),
+                held=self._held,
+                kept=job.kept[self.name],
+            ) as self.pod,
         ):
             self._serves.set()
             await asyncio.Event().wait()
+
+
+@dataclass
+class Container:
+    """One life of a pod's training container."""
+
+    pod: str
+    number: int
+    trained: bool = False
+    """Whether a torchrun was started in it: then its relay lets no other one be passed over."""
 
 
 class Line:
@@ -127,13 +159,14 @@ class Line:
     _session: LauncherSession
     _numbers: RelayNumbers
 
-    def __init__(self, container: str) -> None:
+    def __init__(self, container: Container, number: int) -> None:
         self.calls: list[tuple[wire.Request, float]] = []
         """What was asked, and when."""
         self.stores = asyncio.Event()
         """Whether what its torchrun sets is stored at once; else it waits until it may be."""
         self.stores.set()
-        self._id = container.encode().ljust(wire.SESSION_BYTES)
+        parts = (f"{container.pod} {container.number}", f"{number}")
+        self._id = b"".join(part.encode().ljust(wire.SESSION_BYTES // 2) for part in parts)
         self._note = b""
         self._turn = asyncio.Lock()
         self._sent = 0
@@ -357,6 +390,9 @@ class Job:
     running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     torchruns: dict[str, Torchrun] = field(default_factory=dict)
     everyone: list[Torchrun] = field(default_factory=list)
+    kept: dict[str, Files] = field(default_factory=lambda: defaultdict(Files))
+    """What outlives the sidecars of each pod."""
+    numbers: Iterator[int] = field(default_factory=count)
 
     async def sidecar(self, name: str, held: Held | None = None) -> Sidecar:
         """Start a sidecar and wait until it is registered."""
@@ -381,17 +417,60 @@ class Job:
             await self.sidecar(name, self.sidecars[name].pod.registrar.held)
         )
 
+    @property
+    def mirror(self) -> Mirror:
+        """What the sidecar that was started first has of the store."""
+        return next(iter(self.sidecars.values())).pod.client.mirror
+
+    def container(self, name: str) -> Container:
+        """Start the training container of a pod, or start it again."""
+        return Container(name, next(self.numbers))
+
+    def _line(self, container: Container) -> Line:
+        line = Line(container, next(self.numbers))
+        line.meet(self.sidecars[container.pod])
+        return line
+
+    async def asks(self, container: Container, line: bytes, run_id: str = RUN_ID) -> bytes:
+        """Ask as ``torchrun`` of the run directory does, before the image's own is started."""
+        asking = self._line(container)
+        may = b"" if container.trained else wire.MAY_PASS
+        answer = await asking.serve(wire.CompareSet(wire.STAGE + run_id.encode(), may, line))
+        asking.close()
+        return answer[8:]
+
+    async def passes(self, container: Container, line: bytes, run_id: str = RUN_ID) -> bool:
+        """Ask that; return whether the stage is passed over."""
+        return await self.asks(container, line, run_id) == wire.PASSED
+
+    async def ran(self, *containers: Container) -> list[int]:
+        """Run a torchrun in each, which ends well; return the sizes of their worlds."""
+        torchruns = [self.torchrun(one.pod, container=one) for one in containers]
+        await self.until(lambda: all(torchrun.worlds for torchrun in torchruns))
+        for torchrun in torchruns:
+            torchrun.order("finish")
+        await self.until(lambda: all(torchrun.ended for torchrun in torchruns))
+        assert [torchrun.failure for torchrun in torchruns] == [None] * len(torchruns)
+        return [torchrun.worlds[-1].size for torchrun in torchruns]
+
+    def closed(self) -> dict[str, str]:
+        """How each run stands in the store."""
+        named = [(HERE.run_of_round(kv.key), kv) for kv in self.mirror.under(HERE.runs)]
+        return {name: Round.from_kv(kv).closed for name, kv in named if name is not None}
+
     def torchrun(
         self,
         name: str,
         *,
+        container: Container | None = None,
         max_nodes: int | None = None,
         join_s: float = 60,
         node: tuple[str, int, int] | None = None,
     ) -> Torchrun:
         """Start a torchrun on the sidecar ``name``."""
-        line = Line(f"{name} {len(self.everyone)}")
-        line.meet(self.sidecars[name])
+        container = container or self.container(name)
+        container.trained = True
+        line = self._line(container)
 
         def make() -> DynamicRendezvousHandler:
             handler = DynamicRendezvousHandler.from_backend(
@@ -489,8 +568,11 @@ async def job(
     ttl_s: float = 60.0,
     terms: Terms = TERMS,
     world: str = "",
+    sidecars: str = "",
 ) -> AsyncIterator[Job]:
     """A job whose first world is of the nodes in ``world``; all of it is gone afterwards.
+
+    ``sidecars``: whose sidecars alone are there.
 
     ``ttl_s`` is to be short where a lease has to end, and only there.
     """
@@ -504,6 +586,8 @@ async def job(
         async with asyncio.TaskGroup() as tasks:
             one = Job(MemoryEngine(now), policy, ttl_s, tasks, terms)
             try:
+                for name in sidecars:
+                    await one.sidecar(name)
                 await one.all_of(world)
                 if world:
                     assert await one.world(world) == 0
