@@ -256,7 +256,10 @@ async def test_i5_a_store_that_is_emptied_is_seeded_again(world: World) -> None:
     formed = job.formed
     job.lose_store(empty)
     await job.settles()
-    assert (job.formed, job.lost) == (formed, 0)
+    assert job.formed == formed
+    job.add("d")
+    await job.settles()
+    assert (job.formed, job.lost) == ([*formed, "abcd"], 0)
 
 
 async def test_a_node_that_the_store_has_lost_is_put_back_before_it_is_missed(

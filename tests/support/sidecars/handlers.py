@@ -56,13 +56,9 @@ class Torchrun:
         """What the agent looks at beside its workers."""
         return int(self._handler.num_nodes_waiting())
 
-    def come_to_the_exit_barrier(self) -> None:
-        """Do as torch does once the workers are done."""
-        self._keys.add(DONE, 1)
-
     def end_well(self) -> None:
-        """Come to the exit barrier, close the run, and end."""
-        self.come_to_the_exit_barrier()
+        """Come to the exit barrier once the workers are done, close the run, and end."""
+        self._keys.add(DONE, 1)
         self._handler.shutdown()
         self.end()
 
