@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -25,7 +24,6 @@ from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.sidecars.endpoints import Pod, asks, pod
 from tests.support.sidecars.jobs import KEYS
-from tests.support.sidecars.listeners import listening, loopbacks
 from tests.support.sidecars.raw_client import DEADLINE_S, RawClient, connected
 from tests.support.sidecars.runs import until
 from tests.support.store.cut import Cut
@@ -67,23 +65,6 @@ async def test_the_state_key_exists_for_whoever_opened_the_rendezvous() -> None:
         assert await one.ask(wire.Check((key,))) == wire.READY
         assert await one.ask(wire.Get(key)) == SENTINEL
         assert await one.ask(wire.NumKeys()) == 1
-
-
-async def test_a_barrier_lets_go_when_all_have_come() -> None:
-    async with two_clients() as (one, two):
-        one.send(wire.Barrier(b"/b", 2))
-        assert await two.ask(wire.Barrier(b"/b", 2)) == wire.STOP_WAITING
-        assert await one.byte() == wire.STOP_WAITING
-
-
-async def test_a_wait_that_is_given_up_leaves_the_connection_usable() -> None:
-    async with two_clients() as (one, two):
-        await one.open_rendezvous("digits")
-        one.send(wire.Wait((b"/never",)))
-        assert await one.ask(wire.CancelWait()) == wire.WAIT_CANCELED
-        await two.ask(wire.Set(b"/never", b"1"))
-        assert await two.ask(wire.Get(b"/never")) == b"1"
-        assert await one.ask(wire.Add(b"/n", 1)) == 1
 
 
 async def test_a_client_that_comes_before_the_member_is_registered_is_served_once_it_is() -> None:
@@ -167,18 +148,6 @@ async def put_run(one: JobClient, generation: int, current: Round, *nodes: Node)
 GONE = Node("w-9", "left", "nonce", 1, "10.0.0.9", 7, 0, left_reason="closed")
 
 
-async def test_a_run_closed_by_failure_that_all_have_left_is_opened_by_who_asks() -> None:
-    async with pod(MemoryEngine(), "w-0") as one:
-        world = Round(3, complete=True, closed="failure", frozen=(GONE.seat,))
-        await put_run(one.client, 1, world, GONE)
-        run = KEYS.in_generation(1).run("digits").round
-        async with connected(one.port) as raw, asyncio.timeout(DEADLINE_S):
-            assert not decode(await asks(raw, "digits"))[0].closed
-            while Round.from_kv(one.client.mirror.kvs[run]).number < 4:
-                await one.client.mirror.changed_after(one.client.mirror.sequence)
-        assert one.registrar.generation == 1
-
-
 async def test_the_first_world_waits_for_no_pod_that_has_no_node() -> None:
     async with pod(MemoryEngine(), "w-0", first_call_s=3600) as one:
         job = one.client.membership.snapshot().job
@@ -254,7 +223,7 @@ async def looked(raw: RawClient) -> bytes:
     return blob
 
 
-async def test_a_failed_run_that_begins_anew_leaves_other_runs_alone() -> None:
+async def test_a_failed_run_that_who_asks_begins_anew_leaves_other_runs_alone() -> None:
     async with pod(MemoryEngine(), "w-0") as one:
         runs = KEYS.in_generation(1)
         prep, train = runs.run("prep"), runs.run("train")
@@ -266,7 +235,7 @@ async def test_a_failed_run_that_begins_anew_leaves_other_runs_alone() -> None:
         await one.client.store.txn([], [*puts, Put(train.node("w-9"), trains.to_json())])
         before = await one.client.store.range(train.prefix, prefix=True)
         async with connected(one.port) as raw, asyncio.timeout(DEADLINE_S):
-            await asks(raw, "prep")
+            assert not decode(await asks(raw, "prep"))[0].closed
             while Round.from_kv(one.client.mirror.kvs[prep.round]).number < 4:
                 await one.client.mirror.changed_after(one.client.mirror.sequence)
         assert (await one.client.store.range(train.prefix, prefix=True)).kvs == before.kvs
@@ -275,83 +244,66 @@ async def test_a_failed_run_that_begins_anew_leaves_other_runs_alone() -> None:
 
 async def test_a_run_closed_by_failure_that_somebody_is_still_in_keeps_others_waiting() -> None:
     async with pod(MemoryEngine(), "w-0") as one:
-        still_there = replace(GONE, state="in", round=3, left_reason="")
-        world = Round(3, complete=True, closed="failure", frozen=(still_there.seat,))
-        await put_run(one.client, 1, world, still_there)
+        world = Round(3, complete=True, closed="failure", frozen=(OTHER.seat,))
+        await put_run(one.client, 1, world, OTHER)
         async with connected(one.port) as raw:
             shown, _ = decode(await asks(raw, "digits"))
         assert (shown.closed, shown.complete, len(shown.redundancy_list)) == (False, True, 1)
         assert one.endpoint.rendezvous()["digits"].round.closed == "failure"
 
 
-async def test_a_run_closed_by_success_stays_closed_in_its_generation() -> None:
-    async with pod(MemoryEngine(), "w-0") as one:
-        await put_run(one.client, 1, Round(3, complete=True, closed="success"), GONE)
-        async with connected(one.port) as raw:
-            await raw.open_rendezvous("digits")
-        assert one.registrar.generation == 1
-        assert one.endpoint.rendezvous()["digits"].round.closed == "success"
+PREFACE = wire.Preface(b"s" * 16, following=2)
+MINE = Node("w-0", "in", PREFACE.session.hex(), 2, "10.0.0.1", 7, 0, round=3)
+OTHER = replace(GONE, state="in", round=3, left_reason="")
+WORLD = Round(3, complete=True, frozen=(OTHER.seat, MINE.seat))
+
+
+class Relayed:
+    """A client in that world, whose relay keeps what a sidecar notes for the next one."""
+
+    def __init__(self) -> None:
+        self._notes = [Note("digits", 1, MINE).encode()]
+
+    async def ask(self, one: Pod, request: wire.Request) -> bytes:
+        """Let its relay come to a sidecar with its last note, and send this."""
+        relay = RelayNumbers(PREFACE._replace(note=self._notes[-1]), self._notes.append)
+        session = LauncherSession(one.endpoint.sessions, "w-0.client", relay)
+        answer = session.handle(request)
+        return answer if isinstance(answer, bytes) else await answer
+
+    async def shown(self, one: Pod) -> TorchState:
+        return decode((await self.ask(one, wire.Get(STATE_KEY)))[8:])[0]
 
 
 async def test_i11_a_world_that_must_form_again_does_so_under_the_next_sidecar_too() -> None:
     """The store was restored to before that was written; the relay keeps it."""
-    preface = wire.Preface(b"s" * 16, following=2)
-    mine = Node("w-0", "in", preface.session.hex(), 1, "10.0.0.1", 7, 0, round=3)
-    other = replace(GONE, state="in", round=3, left_reason="")
-    world = Round(3, complete=True, frozen=(other.seat, mine.seat))
-    notes = [Note("digits", 1, mine).encode()]
-
-    async def ask(session: LauncherSession, request: wire.Request) -> bytes:
-        answer = session.handle(request)
-        return answer if isinstance(answer, bytes) else await answer
-
+    client = Relayed()
     async with pod(MemoryEngine(), "w-0") as one, asyncio.timeout(DEADLINE_S):
-
-        def session() -> LauncherSession:
-            relay = RelayNumbers(preface._replace(note=notes[-1]), notes.append)
-            return LauncherSession(one.endpoint.sessions, "w-0.client", relay)
-
-        async def waits() -> bool:
-            state, _ = decode((await ask(session(), wire.Get(STATE_KEY)))[8:])
-            return bool(state.wait_list)
-
-        await put_run(one.client, 1, world, mine, GONE)
+        await put_run(one.client, 1, WORLD, MINE, GONE)
         address = STATE_KEY + b".3/MASTER_ADDR"
-        assert await ask(session(), wire.Wait((address,))) == wire.STOP_WAITING
+        assert await client.ask(one, wire.Wait((address,))) == wire.STOP_WAITING
         # It has been given a filler, so it never meets the other node, even if that one is back.
-        await put_run(one.client, 1, world, other)
-        assert await waits()
+        await put_run(one.client, 1, WORLD, OTHER)
+        assert (await client.shown(one)).wait_list
 
 
 async def test_i1_a_world_that_a_restored_store_lost_is_put_back_from_what_a_relay_keeps() -> None:
     """No sidecar that saw it is left, and the store has its torchrun's former ask, and no round."""
-    preface = wire.Preface(b"s" * 16, following=2)
-    mine = Node("w-0", "in", preface.session.hex(), 2, "10.0.0.1", 7, 0, round=3)
-    other = replace(GONE, state="in", round=3, left_reason="")
-    world = Round(3, complete=True, frozen=(other.seat, mine.seat))
-    notes = [Note("digits", 1, mine).encode()]
-
-    async def shown(one: Pod) -> TorchState:
-        relay = RelayNumbers(preface._replace(note=notes[-1]), notes.append)
-        session = LauncherSession(one.endpoint.sessions, "w-0.client", relay)
-        answer = session.handle(wire.Get(STATE_KEY))
-        return decode((answer if isinstance(answer, bytes) else await answer)[8:])[0]
-
+    client = Relayed()
     async with asyncio.timeout(DEADLINE_S):
         async with pod(MemoryEngine(), "w-0") as one:
-            await put_run(one.client, 1, world, mine, other)
-            assert len((await shown(one)).participants) == 2
+            await put_run(one.client, 1, WORLD, MINE, OTHER)
+            assert len((await client.shown(one)).participants) == 2
         async with pod(MemoryEngine(), "w-0") as one:
-            asked = replace(mine, state="asking", ask=1, round=0)
-            await put_run(one.client, 1, Round(2), asked)
-            state = await shown(one)
+            await put_run(one.client, 1, Round(2), replace(MINE, state="asking", ask=1, round=0))
+            state = await client.shown(one)
             assert state.complete
             assert not state.wait_list
             assert len(state.participants) == 2
             key = one.client.keys.in_generation(1).run("digits").round
             await until(lambda: Round.from_kv(one.client.mirror.kvs[key]).restored)
             stored = Round.from_kv(one.client.mirror.kvs[key])
-            assert (stored.number, stored.frozen) == (3, world.frozen)
+            assert (stored.number, stored.frozen) == (3, WORLD.frozen)
 
 
 async def test_two_runs_of_one_job_do_not_see_each_others_keys() -> None:
@@ -360,9 +312,3 @@ async def test_two_runs_of_one_job_do_not_see_each_others_keys() -> None:
         await two.open_rendezvous("faces")
         await one.ask(wire.Set(b"/k", b"digits"))
         assert await two.ask(wire.Check((b"/k",))) == wire.NOT_READY
-
-
-async def test_i9_the_endpoint_listens_on_loopback_alone() -> None:
-    async with pod(MemoryEngine(), "w-0") as one:
-        found = await asyncio.to_thread(listening, os.getpid())
-        assert {address for address, port in found if port == one.port} == loopbacks()

@@ -12,10 +12,8 @@ import pytest
 
 from agent.drain.decisions import DrainView
 from agent.rundir.files import RunDir
-from launcher_shim.c10d.clean_up import FOLLOWED_MAX
-from launcher_shim.c10d.rounds.decision import next_round
 from launcher_shim.c10d.rounds.records import Round, Seat
-from launcher_shim.c10d.rounds.stages import SHARED_RUN, KeptStages
+from launcher_shim.c10d.rounds.stages import KeptStages
 from rdzv.drain.decision import decide
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, observe
 from rdzv.records.drain import Commit, Drain, Outcome, Vote
@@ -118,31 +116,6 @@ async def test_i7_what_a_pod_has_trained_in_a_later_stage_is_not_taken_for_saved
         assert outcomes(acked, drained("w-9", 5.0), commit) == {"uid-w-9": "expired"}
 
 
-async def test_i3_a_commit_is_seen_through_although_a_world_has_formed_in_another_run(
-    tmp_path: Path,
-) -> None:
-    engine = MemoryEngine()
-    admitted = Commit(4, "digits", 3, "done", 70, joins=True, admitted=True)
-    async with pod(engine, "w-0") as one, asyncio.timeout(DEADLINE_S):
-        sight = sight_of(one, tmp_path)
-        await put_round(engine, "digits", WORLD)
-        await MemoryStore(engine).txn([], [Put(HERE.commit, admitted.to_json())])
-        other = replace(WORLD, number=1, frozen=(Seat("w-8", "n", 1),))
-        await one.client.mirror.reached(await put_round(engine, "prepare", other))
-        seen = await sight.snapshot()
-        assert seen.round is not None
-        assert (seen.round.run, seen.round.number) == ("digits", 3)
-        # Were it reset, the ranks of this round would train on: the newcomer was let in already.
-        assert decide(LATER_S, seen, DrainObservations(), DrainPolicy()).commit is None
-        await one.client.mirror.reached(await put_round(engine, "digits", next_round(WORLD)))
-        then = await sight.snapshot()
-        assert then.round is not None
-        assert then.round.run == "prepare"
-        reset = decide(LATER_S, then, DrainObservations(), DrainPolicy()).commit
-        assert reset is not None
-        assert (reset.run, reset.round, reset.phase) == ("prepare", 1, "idle")
-
-
 async def test_a_stage_that_has_yet_to_form_a_world_is_no_life_in_which_nothing_was_trained(
     tmp_path: Path,
 ) -> None:
@@ -155,24 +128,6 @@ async def test_a_stage_that_has_yet_to_form_a_world_is_no_life_in_which_nothing_
             assert seen.round is not None
             assert (seen.round.run, seen.round.complete) == ("prepare", False)
             assert outcomes(seen, drained("w-0")) == {}
-
-
-async def test_i8_what_is_no_round_of_a_run_starts_none() -> None:
-    engine = MemoryEngine()
-    junk = [
-        Put(HERE.run("junk").round, b"no record"),
-        Put(HERE.run(SHARED_RUN).round, WORLD.to_json()),
-        Put(HERE.run("digits").value(b"round"), WORLD.to_json()),
-        Put(f"{HERE.runs}%64igits/round", WORLD.to_json()),
-    ]
-    async with pod(engine, "w-0") as one, asyncio.timeout(DEADLINE_S):
-        await MemoryStore(engine).txn([], junk)
-        many = 3 * FOLLOWED_MAX
-        for number in range(many):
-            last = await put_round(engine, f"r-{number}", WORLD)
-        await one.client.mirror.reached(last)
-        followed = one.endpoint.rendezvous().keys()
-        assert followed == {f"r-{many - 1 - number}" for number in range(FOLLOWED_MAX)}
 
 
 def open_runs(one: Pod) -> set[str]:

@@ -28,64 +28,32 @@ def times_formed_again(one: Job) -> dict[str, int]:
     return {name: torchrun.restarts for name, torchrun in one.torchruns.items()}
 
 
-async def test_a_cancelled_drain_leaves_no_trace() -> None:
-    async with job(PATIENT, world="abc") as one:
-        await one.tell(leaving="b")
-        await one.passed(1)
-        await one.tell()
-        await one.passed(1.5)
-        assert times_formed_again(one) == {"a": 0, "b": 0, "c": 0}
-        one.torchruns["a"].order("rejoin")
-        await one.until(lambda: len(one.torchruns["b"].worlds) == 2)
-        assert await one.world("abc") == 1
-
-
-@pytest.mark.parametrize("leaver", ["a", "b"])
-async def test_the_others_form_again_at_once_when_a_leave_is_granted(leaver: str) -> None:
-    others = "abc".replace(leaver, "")
-    async with job(PATIENT, world="abc") as one:
-        await one.tell(leaving=leaver)
+@pytest.mark.parametrize(("world", "leavers"), [("abc", "a"), ("abc", "b"), ("abcd", "ac")])
+async def test_the_others_form_again_at_once_when_leaves_are_granted(
+    world: str, leavers: str
+) -> None:
+    others = [name for name in world if name not in leavers]
+    formed_again = {**dict.fromkeys(world, 0), **dict.fromkeys(others, 1)}
+    async with job(PATIENT, world=world) as one:
+        one.leaves(leavers)
         began = now()
-        await one.tell(granted=leaver)
-        assert await one.world(others) == 1
+        one.grants(leavers)
+        assert await one.world("".join(others)) == 1
         assert now() - began < GRACEFUL_S
-        formed_again = {**dict.fromkeys(others, 1), leaver: 0}
         assert times_formed_again(one) == formed_again
 
-        one.torchruns[leaver].order("end")
-        await one.until(lambda: one.torchruns[leaver].ended)
-        await one.passed(1.5)
-        assert times_formed_again(one) == formed_again
-        assert one.torchruns[leaver].failure is None
-
-
-async def test_two_leaves_at_once_are_one_new_round() -> None:
-    async with job(PATIENT, world="abcd") as one:
-        await one.tell(leaving="ac")
-        await one.tell(granted="ac")
-        assert await one.world("bd") == 1
-        assert times_formed_again(one) == {"a": 0, "b": 1, "c": 0, "d": 1}
-        for name in "ac":
+        for name in leavers:
             one.torchruns[name].order("end")
+        await one.until(lambda: all(one.torchruns[name].ended for name in leavers))
         await one.passed(1.5)
-        assert times_formed_again(one) == {"a": 0, "b": 1, "c": 0, "d": 1}
-
-
-async def test_a_second_leave_while_the_others_form_again_keeps_nobody_waiting() -> None:
-    async with job(PATIENT, world="abcd") as one:
-        await one.tell(granted="a")
-        await one.until(lambda: any(t.restarts for t in one.everyone))
-        await one.tell(granted="ab")
-        await one.world("cd")
-        assert one.torchruns["a"].restarts == 0
-        assert one.torchruns["b"].restarts <= 1
-        assert one.torchruns["b"].failure is None
+        assert times_formed_again(one) == formed_again
+        assert [torchrun.failure for torchrun in one.everyone] == [None] * len(world)
 
 
 async def test_everybody_granted_at_once_ends_the_round_and_nobody_restarts() -> None:
     async with job(QUICK, world="abc") as one:
-        await one.tell(leaving="abc")
-        await one.tell(granted="abc")
+        one.leaves("abc")
+        one.grants("abc")
         rendezvous = one.sidecars["a"].rendezvous
         await one.until(lambda: rendezvous.round.number == 1)
         await one.passed(1.5)
@@ -97,63 +65,11 @@ async def test_everybody_granted_at_once_ends_the_round_and_nobody_restarts() ->
         assert rendezvous.round.closed == ""
 
 
-async def test_a_loss_during_a_drain_forms_a_world_without_the_leaver() -> None:
-    async with job(replace(QUICK, last_call_s=3.0), world="abcd") as one:
-        await one.tell(leaving="b")
-        one.torchruns["a"].kill()
-        assert await one.world("cd") == 1
-        # The leaver stops its workers as well, and is parked: it may not train on in a lost world.
-        assert times_formed_again(one) == {"a": 0, "b": 1, "c": 1, "d": 1}
-        await one.tell(granted="b")
-        await one.passed(1.5)
-        assert times_formed_again(one) == {"a": 0, "b": 1, "c": 1, "d": 1}
-
-
-async def test_a_leaver_that_asks_is_parked_until_its_drain_is_cancelled() -> None:
-    async with job(PATIENT, world="abc") as one:
-        leaver = one.torchruns["b"]
-        await one.tell(leaving="b")
-        began = now()
-        leaver.order("rejoin")
-        assert await one.world("ac") == 1
-        await one.passed(1.5)
-        assert leaver.compare_sets(began) <= 3
-        assert (len(leaver.worlds), leaver.failure) == (1, None)
-        await one.tell()
-        assert await one.world("abc") == 2
-
-
-async def test_a_newcomer_cuts_no_commit_short_and_is_then_let_in_once() -> None:
-    async with job(PATIENT, world="ab") as one:
-        await one.tell(joins_wait=True)
-        newcomer = await one.node("c")
-        one.sidecars["c"].joins_wait = True
-        await one.until(lambda: newcomer.compare_sets() >= 2)
-        await one.passed(2)
-        assert times_formed_again(one) == {"a": 0, "b": 0, "c": 0}
-        await one.tell()
-        assert await one.world("abc") == 1
-        assert times_formed_again(one) == {"a": 1, "b": 1, "c": 0}
-
-
-async def test_a_leave_and_a_replacement_are_one_new_round() -> None:
-    async with job(PATIENT, world="abc") as one:
-        await one.tell(leaving="b", joins_wait=True)
-        replacement = await one.node("d")
-        one.sidecars["d"].joins_wait = True
-        await one.until(lambda: replacement.compare_sets() >= 2)
-        await one.passed(1.5)
-        assert times_formed_again(one) == {"a": 0, "b": 0, "c": 0, "d": 0}
-        await one.tell(granted="b")
-        assert await one.world("acd") == 1
-        assert times_formed_again(one) == {"a": 1, "b": 0, "c": 1, "d": 0}
-
-
 async def test_who_is_finishing_is_left_in_peace() -> None:
     async with job(QUICK, world="abc") as one:
-        await one.tell(leaving="b")
-        await one.torchruns["a"].wire.barrier()
-        await one.tell(granted="b")
+        one.leaves("b")
+        await one.torchruns["a"].comes_to_the_exit_barrier()
+        one.grants("b")
         await one.passed(1.5)
         assert times_formed_again(one) == {"a": 0, "b": 0, "c": 0}
         one.torchruns["b"].order("finish")
@@ -170,8 +86,8 @@ async def test_who_is_finishing_is_left_in_peace() -> None:
 
 async def test_a_round_that_finishes_is_not_over_because_all_may_leave() -> None:
     async with job(QUICK, world="ab") as one:
-        await one.torchruns["a"].wire.barrier()
-        await one.tell(granted="ab")
+        await one.torchruns["a"].comes_to_the_exit_barrier()
+        one.grants("ab")
         await one.passed(1)
         assert one.sidecars["a"].rendezvous.round.number == 0
         for torchrun in one.everyone:
@@ -191,7 +107,7 @@ async def finishes_before_the_others(one: Job, name: str) -> None:
 async def test_a_leaver_that_finishes_last_closes_the_run() -> None:
     async with job(PATIENT, world="ab") as one:
         await finishes_before_the_others(one, "a")
-        await one.tell(leaving="b")
+        one.leaves("b")
         one.torchruns["b"].order("finish")
         await one.until(lambda: one.torchruns["b"].ended)
         await one.until(lambda: one.sidecars["a"].rendezvous.round.closed == "success")
@@ -200,7 +116,7 @@ async def test_a_leaver_that_finishes_last_closes_the_run() -> None:
 
 async def test_a_leaver_that_finishes_before_the_others_closes_nothing() -> None:
     async with job(PATIENT, world="ab") as one:
-        await one.tell(leaving="a")
+        one.leaves("a")
         await finishes_before_the_others(one, "a")
         await one.passed(1)
         assert one.sidecars["b"].rendezvous.round.closed == ""
@@ -212,9 +128,9 @@ async def test_a_leaver_that_finishes_before_the_others_closes_nothing() -> None
 async def test_a_leaver_that_closes_the_rendezvous_closes_nothing(granted: bool) -> None:
     """As torch 2.3 to 2.7 does at SIGTERM, and any torch whose workers failed for good."""
     async with job(PATIENT, world="abc") as one:
-        await one.tell(leaving="b")
+        one.leaves("b")
         if granted:
-            await one.tell(granted="b")
+            one.grants("b")
             assert await one.world("ac") == 1
         leaver = one.torchruns["b"]
         leaver.order("fail")

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from random import Random
 
@@ -30,6 +30,7 @@ from tests.support.sidecars.runs import (
     until,
 )
 from tests.support.store.transacting import Carry, TransactingStore, Transaction
+from tests.support.tasks import beside
 
 pytestmark = pytest.mark.virtual
 
@@ -108,103 +109,85 @@ async def test_a_store_that_was_emptied_confirms_nothing() -> None:
         assert a.client.confirmed_s > moment
 
 
-async def test_a_loss_that_is_over_when_looked_at_was_one_all_the_same() -> None:
-    store = MemoryStore(MemoryEngine(now))
-    own = await own_node(store)
-    running = asyncio.create_task(own.run())
-    node = Node("a", "asking", "n", 1, "10.0.0.1", 7, 0)
-    own.aim(node)
-    revision = await own.written(node)
-    assert not own.take_loss()
-    own.see(WatchEvent("delete", KeyValue(RUN.node("a"), b"", 0, revision + 1, 0, 0)))
-    own.see(
-        WatchEvent("put", KeyValue(RUN.node("a"), node.to_json(), revision + 2, revision + 2, 1, 1))
-    )
-    assert own.take_loss()
-    assert not own.take_loss()
-    running.cancel()
+ASKS = Node("a", "asking", "n", 1, "10.0.0.1", 7, 0)
 
 
-async def own_node(store: MemoryStore) -> OwnNode:
-    """The record of a member that is registered, to be written to ``store``."""
+@asynccontextmanager
+async def own_node(store: MemoryStore) -> AsyncIterator[OwnNode]:
+    """The record of a member that is registered, which is written to ``store``."""
     await store.lease_grant(1, TTL_S)
     await store.txn([], [Put(GENERATION.member("a"), b"{}", 1)])
-    return OwnNode(
+    own = OwnNode(
         key=RUN.node("a"),
         round_key=RUN.round,
         store=store,
         registered=Registered(GENERATION.member("a"), lambda: 1, asyncio.Event().wait),
         random=Random(1),
     )
+    async with beside(own.run()):
+        own.aim(ASKS)
+        yield own
+
+
+def gone(revision: int) -> WatchEvent:
+    return WatchEvent("delete", KeyValue(RUN.node("a"), b"", 0, revision, 0, 0))
+
+
+async def test_a_loss_that_is_over_when_looked_at_was_one_all_the_same() -> None:
+    async with own_node(MemoryStore(MemoryEngine(now))) as own:
+        revision = await own.written(ASKS)
+        assert not own.take_loss()
+        own.see(gone(revision + 1))
+        back = KeyValue(RUN.node("a"), ASKS.to_json(), revision + 2, revision + 2, 1, 1)
+        own.see(WatchEvent("put", back))
+        assert own.take_loss()
+        assert not own.take_loss()
 
 
 class LateAnswers(TransactingStore):
-    """Answers a transaction only once the watch has shown what has happened since."""
+    """Counts transactions, and lets others have their turns before it answers."""
 
     def __init__(self, engine: MemoryEngine) -> None:
         super().__init__(engine)
+        self.asked = 0
         self.meanwhile: Callable[[], None] | None = None
-        self.lost = asyncio.Event()
 
     async def transact(self, asked: Transaction, carry: Carry) -> TxnResult:
+        self.asked += 1
+        await asyncio.sleep(0)
         result = await carry(asked)
-        if self.meanwhile is not None and result.succeeded:
+        if self.meanwhile is not None:
             meanwhile, self.meanwhile = self.meanwhile, None
             meanwhile()
-            self.lost.set()
         return result
 
 
 async def test_a_record_that_was_lost_before_its_write_was_answered_is_written_again() -> None:
     store = LateAnswers(MemoryEngine(now))
-    own = await own_node(store)
+    async with own_node(store) as own:
 
-    def lose() -> None:
-        transact(store.engine, [], [Delete(RUN.node("a"))])
-        gone = KeyValue(RUN.node("a"), b"", 0, store.engine.revision, 0, 0)
-        own.see(WatchEvent("delete", gone))
+        def lose() -> None:
+            transact(store.engine, [], [Delete(RUN.node("a"))])
+            own.see(gone(store.engine.revision))
 
-    store.meanwhile = lose
-    running = asyncio.create_task(own.run())
-    own.aim(Node("a", "asking", "n", 1, "10.0.0.1", 7, 0))
-    await store.lost.wait()
-    batches = store.watch(RUN.node("a"), store.engine.revision + 1)
-    async with aclosing(batches):
-        while not (await anext(batches)).events:
-            continue
-    assert own.take_loss()
-    running.cancel()
-
-
-class Restored(TransactingStore):
-    """Counts the transactions since it was restored, and lets others have their turns."""
-
-    def __init__(self, engine: MemoryEngine) -> None:
-        super().__init__(engine)
-        self.asked = 0
-
-    async def transact(self, asked: Transaction, carry: Carry) -> TxnResult:
-        self.asked += 1
-        await asyncio.sleep(0)
-        return await carry(asked)
+        store.meanwhile = lose
+        await own.written(ASKS)
+        assert (await store.range(RUN.node("a"))).kvs
+        assert own.take_loss()
 
 
 async def test_a_store_restored_unnoticed_is_not_asked_again_and_again_for_a_record() -> None:
-    store = Restored(MemoryEngine(now))
-    own = await own_node(store)
-    node = Node("a", "asking", "n", 1, "10.0.0.1", 7, 0)
-    running = asyncio.create_task(own.run())
-    own.aim(node)
-    await own.written(node)
-    # What the record rests on is there again at once, and the watch tells of nothing yet.
-    store.engine, store.asked = MemoryEngine(now), 0
-    await store.lease_grant(1, TTL_S)
-    await store.txn([], [Put(GENERATION.member("a"), b"{}", 1)])
-    again = replace(node, ask=2)
-    own.aim(again)
-    for _ in range(200):
-        await asyncio.sleep(0)
-    assert store.asked < 10
-    own.forget()
-    await own.written(again)
-    running.cancel()
+    store = LateAnswers(MemoryEngine(now))
+    async with own_node(store) as own:
+        await own.written(ASKS)
+        # What the record rests on is there again at once, and the watch tells of nothing yet.
+        store.engine, store.asked = MemoryEngine(now), 0
+        await store.lease_grant(1, TTL_S)
+        await store.txn([], [Put(GENERATION.member("a"), b"{}", 1)])
+        again = replace(ASKS, ask=2)
+        own.aim(again)
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert store.asked < 10
+        own.forget()
+        await own.written(again)

@@ -14,20 +14,19 @@ import pytest
 from launcher_shim.c10d.quarantining import Quarantining
 from launcher_shim.rundir.rank_reports import StepLine
 from rdzv.job import JobClient
-from rdzv.keys import JobKeys
 from rdzv.reconcile import Kernel
-from rdzv.records.job import Job, Member
+from rdzv.records.job import Job
 from rdzv.records.policy import JobPolicy
 from rdzv.records.quarantine import FormedWorld, Stay, Terms
 from rdzv.store import Compare, Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import DISK_S, now
-from tests.support.sidecars.jobs import identity
+from tests.support.records import member
+from tests.support.sidecars.jobs import KEYS, identity
 from tests.support.tasks import beside
 
 pytestmark = pytest.mark.virtual
 
-KEYS = JobKeys("team", "digits")
 HERE = KEYS.in_generation(1)
 LEASE = 7
 
@@ -41,19 +40,18 @@ STAY = Stay("nonce", FormedWorld(frozenset("a"), 0), 1.0)
 
 
 class Pod:
-    """One member, whose watch runs once ``follow`` is set, and what writes the records there."""
+    """A member, whose watch runs once ``follow`` is set, and what writes the records there."""
 
-    def __init__(self, name: str = "a", engine: MemoryEngine | None = None) -> None:
-        self.name = name
-        self.store = MemoryStore(engine or MemoryEngine(now))
+    def __init__(self) -> None:
+        self.store = MemoryStore(MemoryEngine(now))
         self._client = JobClient.of(self.store, KEYS, clock=now)
         self.mirror, self.membership = self._client.mirror, self._client.membership
         self.follow = asyncio.Event()
-        self.lease: int | None = LEASE + ord(name)
+        self.lease: int | None = LEASE
         self.refused = asyncio.Event()
         self.again = asyncio.Event()
         kernel = Kernel(self._client, self._fence, self.again.wait, now, Random(1))
-        self.keeping = Quarantining(kernel, identity(name), terms=Terms(), steps=lambda: self.told)
+        self.keeping = Quarantining(kernel, identity("a"), terms=Terms(), steps=lambda: self.told)
         self.told: list[StepLine] = []
         """How far the ranks of its pod are."""
 
@@ -61,16 +59,13 @@ class Pod:
         if self.lease is None:
             self.refused.set()
             return None
-        return [Compare(HERE.member(self.name), "lease", "=", self.lease)]
+        return [Compare(HERE.member("a"), "lease", "=", self.lease)]
 
     async def seed(self) -> None:
         """Write the job and the member into the store."""
-        name = self.name
-        member = Member(name, f"uid-{name}", 1, "10.0.0.1", "host", "worker", 1, 1, 2)
-        lease = LEASE + ord(name)
-        await self.store.lease_grant(lease, 600)
+        await self.store.lease_grant(LEASE, 600)
         job = Put(KEYS.job, Job(JobPolicy(1, 2)).to_json())
-        await self.store.txn([], [job, Put(HERE.member(name), member.to_json(), lease)])
+        await self.store.txn([], [job, Put(HERE.member("a"), member("a").to_json(), LEASE)])
 
     async def watch(self) -> None:
         await self.follow.wait()
@@ -87,8 +82,8 @@ class Pod:
 
 
 @asynccontextmanager
-async def pod(name: str = "a", engine: MemoryEngine | None = None) -> AsyncIterator[Pod]:
-    one = Pod(name, engine)
+async def pod() -> AsyncIterator[Pod]:
+    one = Pod()
     await one.seed()
     read = await one.store.range(KEYS.prefix, prefix=True)
     one.mirror.replace(read.kvs, read.revision)
@@ -105,7 +100,7 @@ async def test_a_death_is_counted_once_the_member_is_registered_although_nothing
         one.keeping.died(STAY)
         await one.refused.wait()
         # The store has long shown the registration: that it is in force is no change there.
-        one.lease = LEASE + ord("a")
+        one.lease = LEASE
         one.again.set()
         await one.counts(1)
 
@@ -151,15 +146,3 @@ async def test_steps_of_the_world_before_are_no_progress_of_this_one() -> None:
             await asyncio.sleep(20)
         one.keeping.died(replace(STAY, nonce="torchrun", world=here()))
         await one.counts(2)
-
-
-async def test_progress_that_the_living_one_makes_clears_what_is_held_against_its_world() -> None:
-    async with pod() as one:
-        one.follow.set()
-        one.keeping.died(STAY)
-        await one.counts(1)
-        one.keeping.came("torchrun")
-        one.keeping.entered("torchrun", here())
-        await asyncio.sleep(1)
-        one.told = [StepLine((1, 0), 1, 300)]
-        await one.counts(0)

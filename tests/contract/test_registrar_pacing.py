@@ -1,21 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Registering that fails, or does not last: few writes, one lease, and a word about it."""
+"""Registering that fails, does not last, or is one of many: few writes, one lease, and a word."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import Counter
+from contextlib import AsyncExitStack
 from itertools import pairwise
 
 import pytest
 
 from rdzv.errors import StoreAmbiguous, StoreError, StoreFull, StoreRefused, StoreUnavailable
+from rdzv.job import JobClient
+from rdzv.members.lease import RENEWALS_PER_TTL
 from rdzv.members.registration import Held
-from rdzv.store import Put
+from rdzv.membership import REST_PER_MEMBER_S, Membership
+from rdzv.mirror import Mirror
+from rdzv.records.job import Job
+from rdzv.records.policy import JobPolicy
+from rdzv.store import KeyValue, Put, WatchEvent
 from rdzv.store.memory.client import Faults, MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now
-from tests.support.sidecars.jobs import KEYS, client, identity
+from tests.support.records import kv
+from tests.support.records import member as record
+from tests.support.sidecars.jobs import KEYS, client, identity, loaded
 from tests.support.sidecars.processes import until as until_holds
 from tests.support.sidecars.registrars import (
     LONG_TTL_S,
@@ -26,6 +35,7 @@ from tests.support.sidecars.registrars import (
     running,
     until,
 )
+from tests.support.tasks import beside
 
 pytestmark = pytest.mark.virtual
 
@@ -34,12 +44,17 @@ AGAIN = "is another sidecar running under the same pod UID, or is the store too 
 
 
 class Refusing(Faults):
-    """Refuses the calls named in ``errors``; writes down when each call was made."""
+    """Refuses the calls named in ``errors``, and writes down when each was made.
+
+    The watch delivers nothing while it is not on a ``level``.
+    """
 
     def __init__(self, **errors: StoreError) -> None:
         self.errors = errors
         self.calls: Counter[str] = Counter()
         self.at_s: list[float] = []
+        self.level = asyncio.Event()
+        self.level.set()
 
     async def before(self, call: str) -> None:
         self.calls[call] += 1
@@ -47,6 +62,12 @@ class Refusing(Faults):
             self.at_s.append(now())
         if call in self.errors:
             raise self.errors[call]
+
+    async def delivering(self) -> None:
+        await self.level.wait()
+
+
+REFUSED = StoreRefused("etcdserver: permission denied")
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -65,7 +86,7 @@ async def lasting(tasks: list[asyncio.Task[None]], seconds: float) -> None:
 
 
 async def test_a_store_that_refuses_costs_one_lease_and_ever_fewer_attempts() -> None:
-    faults = Refusing(txn=StoreRefused("etcdserver: permission denied"))
+    faults = Refusing(txn=REFUSED)
     engine = MemoryEngine(now)
     async with client(engine, faults) as one:
         member = registrar(one, identity("w-0"))
@@ -103,7 +124,7 @@ async def test_what_others_write_does_not_shorten_the_pauses(error: StoreError) 
 
 async def test_a_lease_has_its_whole_time_when_what_was_refused_is_written() -> None:
     engine = MemoryEngine(now)
-    faults = Refusing(txn=StoreRefused("etcdserver: permission denied"))
+    faults = Refusing(txn=REFUSED)
     async with client(engine, faults) as one:
         member = registrar(one, identity("w-0"), lease_ttl_s=LONG_TTL_S)
         async with running(member):
@@ -121,7 +142,7 @@ async def test_a_lease_has_its_whole_time_when_what_was_refused_is_written() -> 
 
 async def test_a_lease_that_ended_between_two_attempts_is_granted_again() -> None:
     engine = MemoryEngine(now)
-    faults = Refusing(txn=StoreRefused("etcdserver: permission denied"))
+    faults = Refusing(txn=REFUSED)
     async with client(engine, faults) as one:
         member = registrar(one, identity("w-0"))
         async with running(member):
@@ -211,3 +232,94 @@ async def test_a_disk_that_hangs_costs_neither_lease_nor_registration(
         assert [kv.lease for kv in record.kvs] == [member.lease_id]
     (sentence,) = warnings(caplog)
     assert "was not kept within" in sentence
+
+
+async def test_a_mirror_that_is_behind_costs_no_registration() -> None:
+    faults = Refusing()
+    store = MemoryStore(MemoryEngine(now), faults=faults)
+    async with loaded(JobClient.of(store, KEYS, clock=now)) as one:
+        faults.level.clear()
+        member = registrar(one, identity("w-0"))
+        async with running(member):
+            # For three times as long as the lease lives by itself.
+            await until_holds(lambda: faults.calls["lease_keep_alive"] >= 3 * RENEWALS_PER_TTL)
+            assert not member.registered.is_set()
+            faults.level.set()
+            await registered(member)
+            assert faults.calls["txn"] == 1
+
+
+async def test_many_that_leave_at_once_cost_few_reads() -> None:
+    faults, leavers = Refusing(), 40
+    async with client(MemoryEngine(now), faults) as one:
+        members = [
+            registrar(one, identity(f"w-{n:02}"), lease_ttl_s=LONG_TTL_S) for n in range(leavers)
+        ]
+        async with AsyncExitStack() as stack:
+            for member in members:
+                await stack.enter_async_context(running(member))
+            await registered(*members)
+        before = faults.calls["range"]
+        await asyncio.gather(*(member.leave(timeout_s=30) for member in members))
+        # Were they all to compare with the same one, each departure would fail all others.
+        assert faults.calls["range"] - before < 5 * leavers
+        await one.mirror.reached((await one.store.range(KEYS.job)).revision)
+        snapshot = one.membership.snapshot()
+        assert not snapshot.members
+        assert snapshot.job is not None
+        assert snapshot.job.vacated
+
+
+REST_S = REST_PER_MEMBER_S * 100
+"""The rest of a membership of a hundred between two looks."""
+
+
+def membership_of_a_hundred() -> tuple[Mirror, Membership]:
+    """Nothing follows a store."""
+    names = [f"w-{n:03}" for n in range(100)]
+    here = KEYS.in_generation(1)
+    job = kv(KEYS.job, value=Job(JobPolicy(1, 4)).to_json())
+    members = [kv(here.member(name), value=record(name).to_json()) for name in names]
+    one = JobClient.of(MemoryStore(MemoryEngine(now)), KEYS, clock=now)
+    one.mirror.replace([job, *members], 1)
+    assert len(one.membership.snapshot().members) == 100
+    return one.mirror, one.membership
+
+
+def change(mirror: Mirror) -> None:
+    revision = mirror.revision + 1
+    job = KeyValue(KEYS.job, Job(JobPolicy(1, 4)).to_json(), 1, revision, 2, 0)
+    mirror.apply([WatchEvent("put", job)], revision)
+
+
+async def test_a_change_after_a_calm_is_told_at_once() -> None:
+    mirror, membership = membership_of_a_hundred()
+    woken = asyncio.create_task(membership.changed_from(membership.snapshot()))
+    await asyncio.sleep(REST_S)
+    change(mirror)
+    await asyncio.wait_for(woken, REST_S)
+
+
+async def test_the_changes_of_a_storm_are_told_together() -> None:
+    mirror, membership = membership_of_a_hundred()
+    looks, changes = 0, 200
+    last = mirror.revision + changes
+    seen_last = asyncio.Event()
+
+    async def look() -> None:
+        nonlocal looks
+        while not seen_last.is_set():
+            snapshot = membership.snapshot()
+            looks += 1
+            if snapshot.revision == last:
+                seen_last.set()
+            await membership.changed_from(snapshot)
+
+    async with beside(look()):
+        began_s = now()
+        for _ in range(changes):
+            change(mirror)
+            await asyncio.sleep(0.001)
+        took_s = now() - began_s
+        await seen_last.wait()
+    assert looks <= 2 + took_s / REST_S

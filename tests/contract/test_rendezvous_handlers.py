@@ -15,16 +15,16 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from launcher_shim.c10d.agent import connect
 from launcher_shim.c10d.rounds.records import Round
-from rdzv.store.memory.client import MemoryEngine
+from rdzv.store.memory.client import MemoryStore
 from tests.support.clocks.virtual import now
-from tests.support.sidecars.rendezvous import QUICK, Job, job
+from tests.support.sidecars.jobs import KEYS, begin_next_life
+from tests.support.sidecars.rendezvous import QUICK, Job, Torchrun, job
 
 pytestmark = pytest.mark.virtual
 
-HASTY_S = 0.5
-"""A first call that is over at once: for what follows a first world, where everybody comes."""
+NOWHERE = 1
+"""The port at which somebody looks in vain for a first rank that will never be there."""
 
 PATIENT = replace(QUICK, last_call_s=20.0)
 """For counting rounds where everybody comes."""
@@ -34,40 +34,11 @@ async def test_everyone_at_once_is_one_round_with_one_compare_and_set_each() -> 
     names = "abcdefgh"
     async with job(replace(PATIENT, max_nodes=8, first_call_s=20)) as one:
         await one.all_of(names)
+        began = now()
         assert await one.world(names) == 0
+        assert now() - began < 15, "nobody sits out the last call"
         # One more makes torch's sentinel when the client is made.
         assert {t.compare_sets() for t in one.everyone} == {2}
-
-
-async def test_nobody_sits_out_the_last_call_when_everyone_is_there() -> None:
-    async with job(replace(QUICK, last_call_s=30, first_call_s=30)) as one:
-        await one.all_of("abc")
-        began = now()
-        await one.world("abc")
-        assert now() - began < 15
-
-
-async def test_a_member_whose_torchrun_is_still_to_come_is_waited_for() -> None:
-    async with job(replace(QUICK, first_call_s=20)) as one:
-        for name in "abc":
-            await one.sidecar(name)
-        one.torchrun("a")
-        one.torchrun("b")
-        rendezvous = one.sidecars["a"].rendezvous
-        await one.until(lambda: "waiting for c" in rendezvous.reason)
-        one.torchrun("c")
-        assert await one.world("abc") == 0
-
-
-async def test_a_member_whose_torchrun_never_comes_is_waited_for_once() -> None:
-    async with job(replace(QUICK, first_call_s=1.0)) as one:
-        for name in "abc":
-            await one.sidecar(name)
-        began = now()
-        one.torchrun("a")
-        one.torchrun("b")
-        await one.world("ab")
-        assert now() - began >= 1.0
 
 
 async def test_a_joiner_is_let_in_and_everyone_gets_the_same_world() -> None:
@@ -77,13 +48,6 @@ async def test_a_joiner_is_let_in_and_everyone_gets_the_same_world() -> None:
         assert await one.world("abc") == 1
         # Exit, join and at most one promotion; torch sends no more than it must.
         assert all(one.torchruns[name].compare_sets(began) <= 3 for name in "ab")
-
-
-async def test_workers_that_fail_bring_everyone_into_a_new_round() -> None:
-    async with job(PATIENT, world="abc") as one:
-        one.torchruns["b"].order("rejoin")
-        await one.until(lambda: one.torchruns["b"].world != one.torchruns["b"].worlds[0])
-        assert await one.world("abc") == 1
 
 
 async def test_a_torchrun_with_the_same_address_pid_and_id_is_another_one() -> None:
@@ -189,7 +153,7 @@ async def test_closed_by_success_stays_closed() -> None:
 
 async def test_nobody_is_let_in_while_one_stands_in_the_exit_barrier() -> None:
     async with job(QUICK, world="ab") as one:
-        await one.torchruns["a"].wire.barrier()
+        await one.torchruns["a"].comes_to_the_exit_barrier()
         late = await one.node("c")
         await one.passed(2.5)
         assert one.torchruns["b"].restarts == 0
@@ -228,26 +192,21 @@ async def test_an_agent_that_fails_leaves_the_job_to_the_others_while_they_are_e
         following.cancel()
 
 
-async def test_closed_by_failure_the_others_leave_at_once_and_go_on_with_who_comes_back() -> None:
+@pytest.mark.parametrize("spare", [False, True], ids=["it comes back", "a spare"])
+async def test_closed_by_failure_the_others_leave_at_once_and_go_on(spare: bool) -> None:
     async with job(replace(QUICK, max_nodes=2), world="ab") as one:
+        if spare:
+            await one.node("c")
+            await one.until(lambda: "c" in one.sidecars["a"].nodes)
         one.torchruns["a"].order("fail")
-        await one.until(lambda: one.torchruns["a"].ended)
-        assert one.torchruns["a"].failure is None
-        # Its world is lost: it stops its workers and asks, without anybody having come back.
-        await one.until(lambda: one.torchruns["b"].restarts == 1)
-        one.torchrun("a")
-        assert await one.world("ab") == 1
+        if not spare:
+            await one.until(lambda: one.torchruns["a"].ended)
+            # Its world is lost: it stops its workers and asks, before anybody has come back.
+            await one.until(lambda: one.torchruns["b"].restarts == 1)
+            one.torchrun("a")
+        assert await one.world("bc" if spare else "ab") == 1
         assert [t.failure for t in one.everyone] == [None, None, None]
-
-
-async def test_closed_by_failure_a_spare_takes_the_place_of_the_one_that_failed() -> None:
-    async with job(replace(QUICK, max_nodes=2), world="ab") as one:
-        spare = await one.node("c")
-        await one.until(lambda: "c" in one.sidecars["a"].rendezvous.snapshot().nodes)
-        one.torchruns["a"].order("fail")
-        await one.world("bc")
-        assert [t.failure for t in one.everyone] == [None, None, None]
-        assert (one.torchruns["b"].restarts, spare.restarts) == (1, 0)
+        assert [one.torchruns["b"].restarts, one.everyone[-1].restarts] == [1, 0]
 
 
 async def test_closed_by_failure_it_stays_so_until_somebody_asks() -> None:
@@ -268,7 +227,7 @@ async def stands_in_the_exit_barrier(one: Job, name: str) -> None:
     one.torchruns[name].order("wait")
 
     def finished() -> bool:
-        node = one.sidecars["c"].rendezvous.snapshot().nodes[name]
+        node = one.sidecars["c"].nodes[name]
         return node.finished and one.sidecars["c"].rendezvous.round.finishing
 
     await one.until(finished)
@@ -292,7 +251,7 @@ async def test_one_that_trains_leaves_at_once_what_fails_while_another_is_done(h
         assert await one.world("bc") == 1
         await one.until(lambda: done.ended)
         assert (done.failure, len(done.worlds)) == (None, 1)
-        await one.until(lambda: one.sidecars["b"].rendezvous.snapshot().nodes["a"].state == "left")
+        await one.until(lambda: one.sidecars["b"].nodes["a"].state == "left")
         assert one.sidecars["b"].rendezvous.round.closed == ""
         assert [trains.failure, one.torchruns["c"].failure] == [None, None]
 
@@ -310,35 +269,27 @@ async def test_closed_by_failure_while_one_is_done_the_others_leave_and_go_on() 
         assert [t.failure for t in one.everyone] == [None] * 5
 
 
-async def test_one_that_is_done_does_not_close_what_another_one_is_told_to_go_on_with() -> None:
+@pytest.mark.parametrize("lost", [False, True], ids=["still trains", "is told to form again"])
+async def test_one_that_is_done_does_not_close_what_another_one_goes_on_with(lost: bool) -> None:
     async with job(replace(QUICK, max_nodes=3), world="abc") as one:
         done, trains, fails = one.everyone
         await stands_in_the_exit_barrier(one, "a")
-        trains.can_stop.clear()
-        fails.kill()
-        await one.until(lambda: trains.restarts == 1)
+        if lost:
+            trains.can_stop.clear()
+            fails.kill()
+            await one.until(lambda: trains.restarts == 1)
         # Its time in the exit barrier is over before the other one has stopped its workers.
         one.end_time_in_exit_barrier()
         await one.until(lambda: done.ended)
+        assert one.sidecars["b"].rendezvous.round.closed == ""
         trains.can_stop.set()
+        if not lost:
+            fails.order("fail")
+            await one.until(lambda: trains.restarts == 1)
+            await one.until(lambda: fails.ended)
         one.torchrun("c")
         assert await one.world("bc") == 1
         assert one.sidecars["b"].rendezvous.round.closed == ""
-        assert [done.failure, trains.failure] == [None, None]
-
-
-async def test_one_that_is_done_does_not_close_what_others_still_train_in() -> None:
-    async with job(replace(QUICK, max_nodes=3), world="abc") as one:
-        done, trains, fails = one.everyone
-        await stands_in_the_exit_barrier(one, "a")
-        one.end_time_in_exit_barrier()
-        await one.until(lambda: done.ended)
-        assert one.sidecars["b"].rendezvous.round.closed == ""
-        fails.order("fail")
-        await one.until(lambda: trains.restarts == 1)
-        await one.until(lambda: fails.ended)
-        one.torchrun("c")
-        assert await one.world("bc") == 1
         assert [done.failure, trains.failure] == [None, None]
 
 
@@ -357,121 +308,52 @@ async def test_one_that_is_done_does_not_close_what_the_others_go_on_with() -> N
         assert [t.failure for t in one.everyone] == [None, None, None]
 
 
-async def test_i5_everyone_cut_off_for_three_lease_times_goes_on_undisturbed() -> None:
-    async with job(PATIENT, ttl_s=1.0, world="abc") as one:
-        one.form_by(replace(PATIENT, first_call_s=HASTY_S))
-        await one.sidecar("d")
-        for name in "abc":
-            one.sidecars[name].cut.cut()
-        began = now()
-        beholder = one.sidecars["d"].rendezvous
-        await one.until(lambda: not beholder.snapshot().nodes)
-        spare = one.torchrun("d")
-        await one.until(lambda: now() - began > 4)
-        assert spare.worlds == []
-        for name in "abc":
-            one.sidecars[name].cut.mend()
-        # The one that came meanwhile is let in, and that is all that happens.
-        assert await one.world("abcd") == 1
-        assert [one.torchruns[name].restarts for name in "abcd"] == [1, 1, 1, 0]
+async def a_silent_first_rank(one: Job) -> tuple[Torchrun, Torchrun]:
+    """One has its place as rank 0 and does not say where; the other one waits for that."""
+    for name in "ab":
+        await one.sidecar(name)
+    silent, waiting = one.torchrun("a"), one.torchrun("b")
+    silent.line.stores.clear()
+    seen = one.sidecars["b"]
+    await one.until(lambda: [node.state for node in seen.nodes.values()] == ["in", "in"])
+    await one.passed(1)
+    assert not waiting.worlds
+    return silent, waiting
 
 
-async def test_i5_a_world_that_comes_back_one_by_one_lets_a_newcomer_in_once() -> None:
-    async with job(replace(PATIENT, return_s=15), ttl_s=1.0, world="abc") as one:
-        one.form_by(replace(one.policy, first_call_s=HASTY_S))
-        await one.sidecar("d")
-        for name in "abc":
-            one.sidecars[name].cut.cut()
-        beholder = one.sidecars["d"].rendezvous
-        await one.until(lambda: not beholder.snapshot().nodes)
-        spare = one.torchrun("d")
-        await one.until(lambda: "d" in beholder.snapshot().nodes)
-        # The newcomer has missed the others for longer than a death takes to be confirmed.
-        await one.passed(1)
-
-        async def comes_back(name: str) -> None:
-            one.sidecars[name].cut.mend()
-            await one.until(lambda: name in beholder.snapshot().nodes)
-
-        for name in "ca":
-            await comes_back(name)
-            await one.passed(0.8)
-            assert [t.restarts for t in one.everyone] == [0, 0, 0, 0]
-            assert spare.worlds == []
-        await comes_back("b")
-        assert await one.world("abcd") == 1
-        assert [one.torchruns[name].restarts for name in "abcd"] == [1, 1, 1, 0]
+async def test_one_whose_first_rank_died_before_it_spoke_comes_back_to_form_again() -> None:
+    async with job(QUICK) as one:
+        silent, waiting = await a_silent_first_rank(one)
+        silent.kill()
+        await one.until(lambda: waiting.restarts == 1)
+        # The sidecar's word: who is left waiting gets an error of torch's.
+        assert (waiting.worlds[0].rank, waiting.worlds[0].master_port) == (1, NOWHERE)
 
 
-async def test_i5_everyone_cut_off_without_a_witness_goes_on_undisturbed() -> None:
-    async with job(QUICK, ttl_s=1.0, world="abc") as one:
-        for sidecar in one.sidecars.values():
-            sidecar.cut.cut()
-        await one.passed(4)
-        # They come back one after the other, further apart than a death takes to be confirmed.
-        for sidecar in one.sidecars.values():
-            await one.passed(0.8)
-            sidecar.cut.mend()
-        await one.passed(4)
-        assert [t.restarts for t in one.everyone] == [0, 0, 0]
-        nodes = one.sidecars["a"].rendezvous.snapshot().nodes
-        assert {node.state for node in nodes.values()} == {"in"}
-        assert set(nodes) == {"a", "b", "c"}
+async def begins_its_next_life(one: Job) -> None:
+    seen = one.sidecars["a"].pod.client.membership.snapshot().job
+    assert seen is not None
+    await begin_next_life(MemoryStore(one.engine), KEYS, seen)
 
 
-async def test_i5_a_store_that_is_emptied_is_seeded_again() -> None:
-    async with job(PATIENT, ttl_s=1.0, world="abc") as one:
-        fresh = MemoryEngine(one.engine.clock)
-        for sidecar in one.sidecars.values():
-            sidecar.move(fresh)
-        one.engine = fresh
-        rendezvous = one.sidecars["a"].rendezvous
-        await one.until(
-            lambda: (
-                fresh.revision > 1
-                and rendezvous.snapshot().round.mod_revision > 0
-                and len(rendezvous.snapshot().nodes) == 3
-                and rendezvous.snapshot().revision == fresh.revision
-            )
-        )
-        await one.passed(4)
-        assert [t.restarts for t in one.everyone] == [0, 0, 0]
-        await one.node("d")
-        assert await one.world("abcd") == 1
-
-
-async def test_a_sidecar_is_restarted_behind_a_client_that_lives_on() -> None:
-    async with job(QUICK, ttl_s=3.0, world="abc") as one:
-        await one.stop_sidecar("b")
-        wire = one.torchruns["b"].wire
-        after = await one.sidecar("b", one.sidecars["b"].registrar.held)
-        wire.agent = connect(after.rendezvous, wire.agent.claim.nonce)
-        # Meanwhile the former sidecar's lease ends.
-        await one.passed(4)
-        assert [t.restarts for t in one.everyone] == [0, 0, 0]
-        await one.node("d")
-        await one.world("abcd")
-
-
-async def test_a_newer_torchrun_of_a_pod_replaces_the_older_one() -> None:
-    async with job(QUICK, world="ab") as one:
-        older = one.torchruns["a"]
-        one.torchrun("a")
+async def test_i1_torchruns_of_a_former_life_leave_its_world_and_form_one_in_the_next() -> None:
+    async with job(PATIENT, world="ab") as one:
+        await begins_its_next_life(one)
+        await one.until(lambda: [len(torchrun.worlds) for torchrun in one.everyone] == [2, 2])
         await one.world("ab")
-        began = now()
-        older.order("rejoin")
-        await one.until(lambda: now() - began > 5)
-        assert older.compare_sets(began) <= 10
-        assert one.torchruns["a"].restarts == 0
+        assert {sidecar.pod.registrar.generation for sidecar in one.sidecars.values()} == {2}
 
 
-async def test_i1_two_partial_worlds_cannot_form() -> None:
-    """min 2 of 3: with one node cut off for good, only the others form a world."""
-    async with job(replace(QUICK, max_nodes=3), ttl_s=1.0, world="abc") as one:
-        one.sidecars["c"].cut.cut()
+async def test_i1_one_that_waits_for_its_former_world_is_let_go_and_gets_nothing_of_the_next() -> (
+    None
+):
+    async with job(PATIENT) as one:
+        silent, waiting = await a_silent_first_rank(one)
+        await begins_its_next_life(one)
+        await one.until(lambda: bool(waiting.worlds))
+        assert (waiting.worlds[0].rank, waiting.worlds[0].master_port) == (1, NOWHERE)
+        silent.line.stores.set()
+        await one.until(lambda: [len(torchrun.worlds) for torchrun in one.everyone] == [2, 2])
         await one.world("ab")
-        one.torchruns["c"].order("rejoin")
-        await one.passed(2)
-        assert len(one.torchruns["c"].worlds) == 1
-        one.sidecars["c"].cut.mend()
-        await one.world("abc")
+        first, second = silent.worlds[1], waiting.worlds[1]
+        assert first.master_port == second.master_port != NOWHERE

@@ -9,30 +9,10 @@ import pytest
 
 pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
-from launcher_shim.c10d.agent import connect
 from launcher_shim.c10d.rounds.records import Node, Note, Round, Seat
-from tests.support.sidecars.rendezvous import QUICK, Job, job
+from tests.support.sidecars.rendezvous import QUICK, job
 
 pytestmark = pytest.mark.virtual
-
-
-async def lost(one: Job, name: str) -> Node:
-    """Kill a sidecar, and wait until its lease has ended; return its node as a relay's note."""
-    agent = one.torchruns[name].wire.agent
-    noted = Note("run", 1, agent.node)
-    await one.stop_sidecar(name)
-    other = next(sidecar for other, sidecar in one.sidecars.items() if other != name)
-    await one.until(lambda: name not in other.rendezvous.snapshot().nodes)
-    read = Note.read(noted.encode())
-    assert read is not None
-    assert read.node is not None
-    return read.node
-
-
-async def come_back(one: Job, name: str, kept: Node) -> None:
-    wire = one.torchruns[name].wire
-    after = await one.sidecar(name, one.sidecars[name].registrar.held)
-    wire.agent = connect(after.rendezvous, wire.agent.claim.nonce, kept)
 
 
 async def test_one_that_was_given_fillers_leaves_its_world_though_all_of_it_are_back() -> None:
@@ -40,16 +20,17 @@ async def test_one_that_was_given_fillers_leaves_its_world_though_all_of_it_are_
         for name in "ab":
             await one.sidecar(name)
         first, other = one.torchrun("a"), one.torchrun("b")
-        first.wire.stores.clear()
+        first.line.stores.clear()
         other.awake.clear()
-        agent = first.wire.agent
-        await one.until(lambda: agent.node is not None and agent.node.state == "in")
+        seen = one.sidecars["b"]
+        await one.until(lambda: "a" in seen.nodes and seen.nodes["a"].state == "in")
         # It waits for the address of the first rank, whose sidecar is gone for long enough.
-        kept = await lost(one, "a")
+        await one.stop_sidecar("a")
+        await one.until(lambda: "a" not in seen.nodes)
         await one.until(lambda: bool(other.worlds))
-        await come_back(one, "a", kept)
-        await one.until(lambda: "a" in one.sidecars["b"].rendezvous.snapshot().nodes)
-        first.wire.stores.set()
+        await one.come_back("a")
+        await one.until(lambda: "a" in seen.nodes)
+        first.line.stores.set()
         await one.until(lambda: bool(first.worlds))
         other.awake.set()
         await one.until(lambda: len(other.worlds) == len(first.worlds) == 2)
@@ -65,12 +46,8 @@ async def test_one_that_has_finished_by_an_older_sidecar_is_done_by_the_next_one
         monkeypatch.setattr(one.sidecars["a"].rendezvous.place, "finish", lambda claim: None)
         done.order("wait")
         await one.until(lambda: one.sidecars["b"].rendezvous.round.finishing)
-        agent = done.wire.agent
-        noted = Note("run", 1, agent.node, agent.finished_round)
         await one.stop_sidecar("a")
-        assert noted.node is not None
-        await come_back(one, "a", noted.node)
-        done.wire.agent.resume(noted.finished_round)
+        await one.come_back("a")
         trains.can_stop.clear()
         fails.kill()
         await one.until(lambda: trains.restarts == 1)
@@ -83,19 +60,6 @@ async def test_one_that_has_finished_by_an_older_sidecar_is_done_by_the_next_one
         await one.until(lambda: done.ended)
         assert one.sidecars["b"].rendezvous.round.closed == ""
         assert [done.failure, trains.failure] == [None, None]
-
-
-async def test_a_client_that_a_newer_one_has_replaced_does_not_take_its_place_back() -> None:
-    async with job(QUICK, world="ab") as one:
-        older = one.torchruns["a"].wire.agent
-        kept = older.node
-        assert kept is not None
-        one.torchrun("a")
-        await one.world("ab")
-        again = connect(one.sidecars["a"].rendezvous, older.claim.nonce, kept)
-        assert again.node is None
-        await one.passed(1)
-        assert one.torchruns["a"].restarts == 0
 
 
 def test_a_note_that_is_none_of_ours_begins_a_new_client() -> None:

@@ -4,26 +4,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from functools import partial
-from random import Random
 
 import pytest
 
 from launcher_shim.c10d.agent import connect
-from launcher_shim.c10d.rounds.decision_loop import RoundKey
-from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.records import Node, Round
-from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.c10d.state_codec import (
     SENTINEL,
 )
-from rdzv.errors import StoreUnavailable
-from rdzv.job import JobClient, Registered
-from rdzv.reconcile import Kernel
-from rdzv.store import GuardedWrites, KeyValue, Put, WatchEvent
+from rdzv.job import JobClient
+from rdzv.store import KeyValue, Put, WatchEvent
 from rdzv.store.memory.client import Faults, MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import LosesOne, SlowAnswers
@@ -31,7 +22,6 @@ from tests.support.sidecars.runs import (
     GENERATION,
     POLICY,
     RUN,
-    TTL_S,
     Client,
     Pod,
     complete,
@@ -39,19 +29,9 @@ from tests.support.sidecars.runs import (
     until,
     world,
 )
+from tests.support.tasks import beside
 
 pytestmark = pytest.mark.virtual
-
-
-async def test_a_join_is_one_write_of_the_joiners_own_key() -> None:
-    engine = MemoryEngine(now)
-    async with pod(engine, "a") as a:
-        before = engine.revision
-        answer = await Client(connect(a.rendezvous)).join()
-        assert engine.revision == before + 1
-        assert not answer.complete
-        assert a.node is not None
-        assert a.node.state == "asking"
 
 
 async def test_a_world_is_shown_at_once_where_the_watch_is_ahead_of_the_answer() -> None:
@@ -87,24 +67,6 @@ async def test_a_watch_that_lags_makes_no_storm_of_lost_races() -> None:
         clients[0].agent.closed()
         await until(lambda: all(bool(client.get().wait_list) for client in clients[1:]), 20)
         assert max(lag.sent for lag in lags) <= 5
-
-
-async def test_a_key_that_lapsed_is_put_back_on_the_new_lease() -> None:
-    engine = MemoryEngine(now)
-    async with world(engine, None, None) as ((a, *_), clients):
-        direct = MemoryStore(engine)
-        await direct.lease_revoke(a.lease)
-        await until(lambda: a.node is None)
-        # Without a word from the store the agent sees what it saw.
-        assert complete(clients[0])
-        assert not clients[0].state.wait_list
-        await direct.lease_grant(1000, TTL_S)
-        await direct.txn([], [Put(GENERATION.member("a"), b"{}", 1000)])
-        a.lease = 1000
-        await until(lambda: a.node is not None)
-        assert a.node is not None
-        assert (a.node.state, a.node.round) == ("in", 0)
-        assert (await direct.range(RUN.node("a"))).kvs[0].lease == 1000
 
 
 async def test_keys_of_a_round_are_filled_only_once_it_cannot_be() -> None:
@@ -143,16 +105,6 @@ async def test_who_gives_up_waiting_has_not_died(steps: tuple[str, ...]) -> None
         client.agent.closed()
         assert len(a.died) == (not steps)
         assert a.rendezvous.round.closed == ""
-
-
-async def test_who_fails_in_a_world_has_died() -> None:
-    async with world(MemoryEngine(now), None, None, None) as ((a, *_), clients):
-        revision = a.rendezvous.round.mod_revision
-        await clients[0].close()
-        clients[0].agent.closed()
-        (stay,) = a.died
-        assert stay.world.members == frozenset("abc")
-        assert stay.world.revision == revision
 
 
 async def test_a_sidecar_that_stood_still_itself_calls_nobody_hung() -> None:
@@ -217,110 +169,15 @@ async def test_one_that_ends_before_it_has_begun_hears_of_the_store_no_more() ->
 
 
 async def test_the_membership_is_not_looked_at_for_each_event() -> None:
-    looked = asyncio.Event()
-
-    def membership(current: Round) -> RoundMembers:
-        looked.set()
-        return RoundMembers(frozenset("abcd"))
-
-    client = JobClient.of(MemoryStore(MemoryEngine(now)), GENERATION.job, clock=now)
-    guard = Registered(GENERATION.member("a"), lambda: 1, asyncio.Event().wait)
-    rendezvous = Rendezvous(
-        Kernel(client, guard.fence, guard.again, now, Random("a")),
-        guard,
-        member="a",
-        drains=GENERATION.drains,
-        keys=RUN,
-        run_id="digits",
-        launched=POLICY,
-        policy=lambda: POLICY,
-        membership=membership,
-    )
-    looked.clear()
+    store = MemoryStore(MemoryEngine(now))
+    client = JobClient.of(store, GENERATION.job, clock=now)
+    one = Pod("a", store, client, 1)
     for revision in range(1, 100):
-        key = GENERATION.member(f"m{revision}")
-        kv = KeyValue(key, b"", revision, revision, 1, 0)
+        kv = KeyValue(GENERATION.member(f"m{revision}"), b"", revision, revision, 1, 0)
         client.mirror.apply([WatchEvent("put", kv)], revision)
-    assert not looked.is_set()
-    running = asyncio.create_task(rendezvous.run())
-    try:
-        await looked.wait()
-    finally:
-        running.cancel()
-        await asyncio.wait({running})
-
-
-class LateWatch(Faults):
-    """Shows that everybody asks, and nothing after it until ``passing`` is set."""
-
-    def __init__(self) -> None:
-        self.seen: Callable[[], bool] = lambda: False
-        self.passing = asyncio.Event()
-        self.refusing = False
-
-    async def before(self, call: str) -> None:
-        if call == "txn" and self.refusing and self.seen():
-            raise StoreUnavailable("txn: cut off from the store")
-
-    async def delivering(self) -> None:
-        if self.seen():
-            await self.passing.wait()
-
-
-@asynccontextmanager
-async def pods_that_all_see_a_round_due(
-    late: dict[str, LateWatch], monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[tuple[dict[str, Pod], list[str]]]:
-    """Four pods that ask, d the last; and the names of those that have sent the round."""
-    senders: list[str] = []
-    decision = RoundKey.decision
-
-    def noted(key: RoundKey, wanted: Round, word: RunSnapshot) -> GuardedWrites:
-        senders.append(next(name for name, one in pods.items() if one.rendezvous._round_key is key))
-        return decision(key, wanted, word)
-
-    monkeypatch.setattr(RoundKey, "decision", noted)
-    engine, pods = MemoryEngine(now), dict[str, Pod]()
-    async with AsyncExitStack() as stack:
-        for name, fault in late.items():
-            one = pods[name] = await stack.enter_async_context(pod(engine, name, fault))
-            one.policy = RoundPolicy(4, 4, last_call_s=3600, first_call_s=3600)
-            fault.seen = partial(all_ask, one)
-        for name, one in pods.items():
-            one.rendezvous._own.aim(Node(name, "asking", f"n-{name}", 1, name, 1, 0))
-            await until(partial(asks, one))
-        await until(lambda: all(all_ask(one) for one in pods.values()))
-        yield pods, senders
-
-
-def asks(one: Pod) -> bool:
-    return one.node is not None
-
-
-def all_ask(one: Pod) -> bool:
-    return len(one.rendezvous.snapshot().asking()) == 4
-
-
-async def test_one_sidecar_writes_what_all_see_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher_shim.c10d.rounds.decision_loop.TURN_S", 3600.0)
-    late = {name: LateWatch() for name in "abcd"}
-    async with pods_that_all_see_a_round_due(late, monkeypatch) as (pods, senders):
-        await asyncio.sleep(1)  # in which all of them would have written, were it not for turns
-        for fault in late.values():
-            fault.passing.set()
-        await until(lambda: all(one.rendezvous.round.complete for one in pods.values()))
-        assert senders == ["d"]
-
-
-async def test_the_next_one_writes_where_the_first_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher_shim.c10d.rounds.decision_loop.TURN_S", 0.01)
-    late = {name: LateWatch() for name in "abcd"}
-    late["a"].passing.set()
-    late["d"].refusing = True
-    async with pods_that_all_see_a_round_due(late, monkeypatch) as (pods, senders):
-        await until(lambda: pods["a"].rendezvous.round.complete)
-        assert "d" in senders
-        assert set(senders) > {"d"}
+    assert one.looks == 0
+    async with beside(one.rendezvous.run()):
+        await until(lambda: one.looks > 0)
 
 
 async def test_a_round_that_is_due_waits_for_the_registration_without_looking_again() -> None:

@@ -21,101 +21,81 @@ from launcher_shim.rundir import layout
 from launcher_shim.tcpstore import wire
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.sidecars.delivered_torchrun import DeliveredTorchrun
-from tests.support.sidecars.endpoints import Pod, pod
-from tests.support.sidecars.handlers import PATIENCE_S, Torchrun
-from tests.support.sidecars.stages import HERE, Files, closed, container, passes, ran
+from tests.support.sidecars.endpoints import pod
+from tests.support.sidecars.rendezvous import ALONE, HERE, QUICK, Files, Job, job
+from tests.support.sidecars.stages import container, passes, ran
 
 
-def stored(one: Pod, run_id: str) -> set[str]:
+def stored(one: Job, run_id: str) -> set[str]:
     """What the store has of a run, by section."""
     run = HERE.run(run_id)
-    return {run.split(kv.key)[0] for kv in one.client.mirror.under(run.prefix)}
+    return {run.split(kv.key)[0] for kv in one.mirror.under(run.prefix)}
 
 
-async def test_what_is_left_of_a_stage_is_how_it_ended_for_whom_and_by_which_line(
-    tmp_path: Path,
-) -> None:
-    path, names = tmp_path / "c10d.sock", ["digits", "digits (stage 2)", "digits (stage 3)"]
-    async with pod(MemoryEngine(), "w-0", unix_path=str(path), kept=Files()) as one:
-        mirror = one.client.mirror
-        async with container(path) as port, asyncio.timeout(PATIENCE_S):
-            for line in (b"pretrain", b"finetune", b"evaluate"):
-                assert not await passes(port, line)
-                await ran(port)
-            while stored(one, names[0]) != {"round", "kv", "sum"} or "nodes" in stored(
-                one, names[1]
-            ):
-                await mirror.changed_after(mirror.sequence)
-            assert len(mirror.under(HERE.run(names[0]).kv)) == 1
-            assert len(mirror.under(HERE.run(names[0]).sums)) == 1
-            assert len(mirror.under(HERE.run(names[1]).kv)) > 1
-            assert set(one.endpoint.rendezvous()) == {names[2]}
-        async with container(path) as port:
-            for line in (b"pretrain", b"finetune", b"evaluate"):
-                assert await passes(port, line)
+@pytest.mark.virtual
+async def test_what_is_left_of_a_stage_is_how_it_ended_for_whom_and_by_which_line() -> None:
+    names = ["digits", "digits (stage 2)", "digits (stage 3)"]
+    async with job(ALONE, sidecars="a") as one:
+        first = one.container("a")
+        for line in (b"pretrain", b"finetune", b"evaluate"):
+            assert not await one.passes(first, line)
+            await one.ran(first)
+        await one.until(lambda: stored(one, names[0]) == {"round", "kv", "sum"})
+        await one.until(lambda: "nodes" not in stored(one, names[1]))
+        assert len(one.mirror.under(HERE.run(names[0]).kv)) == 1
+        assert len(one.mirror.under(HERE.run(names[0]).sums)) == 1
+        assert len(one.mirror.under(HERE.run(names[1]).kv)) > 1
+        assert set(one.sidecars["a"].pod.endpoint.rendezvous()) == {names[2]}
+        again = one.container("a")
+        assert not await one.passes(again, b"finetune")
+        assert not await one.passes(again, b"pretrain", "faces")
+        for line in (b"pretrain", b"finetune", b"evaluate"):
+            assert await one.passes(again, line)
+        assert not await one.passes(again, b"publish")
+        assert await one.ran(again) == [1]
+        assert one.closed()["digits (stage 4)"] == "success"
 
 
-async def test_one_that_fails_in_a_stage_comes_back_to_it(tmp_path: Path) -> None:
-    path = tmp_path / "c10d.sock"
-    async with pod(MemoryEngine(), "w-0", unix_path=str(path)) as one, container(path) as port:
-        await ran(port)
+@pytest.mark.virtual
+async def test_one_that_fails_in_a_stage_comes_back_to_it() -> None:
+    async with job(ALONE, sidecars="a") as one:
+        container = one.container("a")
+        await one.ran(container)
         for _ in range(2):
-            failing = await asyncio.to_thread(Torchrun, port)
-            assert (await asyncio.to_thread(failing.form)).size == 1
-            await asyncio.to_thread(failing.end)
-        assert await ran(port) == 1
-        assert closed(one) == {"digits": "success", "digits (stage 2)": "success"}
+            failing = one.torchrun("a", container=container)
+            await one.until(lambda failing=failing: bool(failing.worlds))  # type: ignore[misc]
+            failing.kill()
+        assert await one.ran(container) == [1]
+        assert one.closed() == {"digits": "success", "digits (stage 2)": "success"}
 
 
-async def test_a_container_that_is_started_again_does_not_run_its_first_stage_in_the_second(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "c10d.sock"
-    async with pod(MemoryEngine(), "w-0", unix_path=str(path)) as one:
-        async with container(path) as port:
-            await ran(port)
-        async with container(path) as port:
-            again = await asyncio.to_thread(Torchrun, port)
-            with pytest.raises(RendezvousClosedError):
-                await asyncio.to_thread(again.form)
-            await asyncio.to_thread(again.end)
-        assert closed(one) == {"digits": "success"}
+@pytest.mark.virtual
+async def test_a_container_that_is_started_again_does_not_run_its_first_stage_in_the_second() -> (
+    None
+):
+    async with job(ALONE, sidecars="a") as one:
+        await one.ran(one.container("a"))
+        again = one.torchrun("a")
+        await one.until(lambda: again.ended)
+        assert isinstance(again.failure, RendezvousClosedError)
+        assert one.closed() == {"digits": "success"}
 
 
-async def test_a_stage_is_known_to_the_sidecar_that_comes_next(tmp_path: Path) -> None:
-    path, files, engine = tmp_path / "c10d.sock", Files(), MemoryEngine()
-    async with container(path) as port:
-        async with pod(engine, "w-0", unix_path=str(path), kept=files):
-            await ran(port)
-            ended = await asyncio.to_thread(Torchrun, port)
-            await asyncio.to_thread(ended.form)
+@pytest.mark.virtual
+async def test_a_stage_is_known_to_the_sidecar_that_comes_next() -> None:
+    async with job(ALONE, sidecars="a") as one:
+        container = one.container("a")
+        await one.ran(container)
+        ended = one.torchrun("a", container=container)
+        await one.until(lambda: bool(ended.worlds))
+        await one.stop_sidecar("a")
         # Its end, too, which no sidecar has seen.
-        ending = asyncio.create_task(asyncio.to_thread(ended.end_well))
-        async with pod(engine, "w-0", unix_path=str(path), kept=files) as one:
-            async with asyncio.timeout(PATIENCE_S):
-                await ending
-            assert await ran(port) == 1
-            assert closed(one)["digits (stage 3)"] == "success"
-
-
-async def test_a_container_that_is_started_again_passes_over_what_has_ended_well_by_that_line(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "c10d.sock"
-    async with pod(MemoryEngine(), "w-0", unix_path=str(path), kept=Files()) as one:
-        async with container(path) as port:
-            for line in (b"pretrain", b"finetune"):
-                assert not await passes(port, line)
-                await ran(port)
-        async with container(path) as port:
-            assert not await passes(port, b"finetune")
-            assert not await passes(port, b"pretrain", "faces")
-            assert await passes(port, b"pretrain")
-            assert await passes(port, b"finetune")
-            assert not await passes(port, b"evaluate")
-            assert await ran(port) == 1
-        runs = dict.fromkeys(("digits", "digits (stage 2)", "digits (stage 3)"), "success")
-        assert closed(one) == runs
+        ended.order("finish")
+        await one.passed(1)
+        await one.come_back("a")
+        await one.until(lambda: ended.ended)
+        assert await one.ran(container) == [1]
+        assert one.closed()["digits (stage 3)"] == "success"
 
 
 async def test_the_delivered_torchrun_passes_over_or_becomes_the_images_own(tmp_path: Path) -> None:
@@ -132,19 +112,19 @@ async def test_the_delivered_torchrun_passes_over_or_becomes_the_images_own(tmp_
     assert await torchrun.run(port, "a.py") == (7, "a.py\n")
 
 
-async def test_nothing_is_passed_over_that_could_not_be_kept(tmp_path: Path) -> None:
+@pytest.mark.virtual
+async def test_nothing_is_passed_over_that_could_not_be_kept() -> None:
     class Full(Files):
         def put(self, name: str, content: bytes) -> None:
             raise OSError(28, "No space left on device")
 
-    path = tmp_path / "c10d.sock"
-    async with pod(MemoryEngine(), "w-0", unix_path=str(path), kept=Full()):
-        async with container(path) as port:
-            assert not await passes(port, b"pretrain")
-            await ran(port)
-        async with container(path) as port:
-            for _ in range(2):
-                assert not await passes(port, b"pretrain")
+    async with job(ALONE) as one:
+        one.kept["a"] = Full()
+        await one.sidecar("a")
+        first = one.container("a")
+        assert not await one.passes(first, b"pretrain")
+        await one.ran(first)
+        assert not await one.passes(one.container("a"), b"pretrain")
 
 
 async def test_a_container_that_has_trained_is_never_passed_over(tmp_path: Path) -> None:
@@ -158,41 +138,29 @@ async def test_a_container_that_has_trained_is_never_passed_over(tmp_path: Path)
             assert not await passes(port, b"train")
 
 
-async def test_one_that_asks_again_passes_over_one_stage(tmp_path: Path) -> None:
+@pytest.mark.virtual
+async def test_one_that_asks_again_passes_over_one_stage() -> None:
     """Its sidecar has noted that, and ended before it could say so."""
-    path, files = tmp_path / "c10d.sock", Files()
-    async with pod(MemoryEngine(), "w-0", unix_path=str(path), kept=files) as one:
-        async with container(path) as port:
-            for _ in range(2):
-                assert not await passes(port, b"train")
-                await ran(port)
-        nonce = "c" * 32
+    async with job(ALONE, sidecars="a") as one:
+        first = one.container("a")
         for _ in range(2):
-            stamp = Stamp(nonce, 1)
-            begun = one.endpoint.sessions.starts.begin(
-                "digits", nonce, b"train", stamp, may_pass=True
-            )
+            assert not await one.passes(first, b"train")
+            await one.ran(first)
+        nonce, starts = "c" * 32, one.sidecars["a"].pod.endpoint.sessions.starts
+        for _ in range(2):
+            begun = starts.begin("digits", nonce, b"train", Stamp(nonce, 1), may_pass=True)
             assert (await begun)[1] == wire.PASSED
-        assert Stages.from_json(files.content(layout.STAGES) or b"").finished == {"digits": 1}
+        kept = one.kept["a"].content(layout.STAGES)
+        assert Stages.from_json(kept or b"").finished == {"digits": 1}
 
 
-async def test_pods_meet_in_a_stage_and_not_across_stages(tmp_path: Path) -> None:
-    engine, paths = MemoryEngine(), [tmp_path / name for name in ("a", "b")]
-    async with (
-        pod(engine, "w-0", unix_path=str(paths[0]), least=2) as one,
-        pod(engine, "w-1", unix_path=str(paths[1]), least=2),
-        container(paths[0]) as port_0,
-        container(paths[1]) as port_1,
-    ):
-
-        async def both_stages(port: int, address: str) -> list[int]:
-            return [await ran(port, address), await ran(port, address)]
-
-        first, second = await asyncio.gather(
-            both_stages(port_0, "10.0.0.1"), both_stages(port_1, "10.0.0.2")
-        )
-        assert first == second == [2, 2]
-        assert closed(one) == {"digits": "success", "digits (stage 2)": "success"}
+@pytest.mark.virtual
+async def test_pods_meet_in_a_stage_and_not_across_stages() -> None:
+    async with job(QUICK, sidecars="ab") as one:
+        containers = [one.container(name) for name in "ab"]
+        for _ in range(2):
+            assert await one.ran(*containers) == [2, 2]
+        assert one.closed() == {"digits": "success", "digits (stage 2)": "success"}
 
 
 class SlowFiles:

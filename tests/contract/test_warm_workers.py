@@ -11,8 +11,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -20,26 +21,38 @@ from agent.rundir.reports import read_plain_starts
 from launcher_shim.pod import launch
 from launcher_shim.rundir import layout
 from tests.support.sidecars.processes import PATIENCE_S
-from tests.support.training.starting import ENDS, FACTS, SAID, Torchrun
+from tests.support.training.starting import ENDS, FACTS, SAID, Ran, Torchrun
 from tests.support.waiting import wait_until
 
 
+class Both(NamedTuple):
+    """A torchrun whose workers start afresh, and one whose workers are warm."""
+
+    fresh: Torchrun
+    warm: Torchrun
+
+    def start(self, *words: Path | str, **how: Any) -> list[Ran]:
+        """Let each start such a worker."""
+        return [torchrun.start(*map(str, words), **how) for torchrun in self]
+
+
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Torchrun, Torchrun]]:
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
     root = tmp_path_factory.mktemp("warm")
-    fresh, warm = Torchrun(root, warm=False), Torchrun(root, warm=True)
-    yield fresh, warm
-    fresh.close()
-    warm.close()
+    with closing(Torchrun(root, warm=False)) as fresh, closing(Torchrun(root, warm=True)) as warm:
+        yield Both(fresh, warm)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """Where the script of a worker is."""
+    return tmp_path / "script.py"
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_it_ends_as_a_fresh_one_does(
-    both: tuple[Torchrun, Torchrun], how: str, tmp_path: Path
-) -> None:
-    script = tmp_path / "script.py"
+def test_it_ends_as_a_fresh_one_does(both: Both, how: str, script: Path) -> None:
     script.write_text(ENDS[how])
-    fresh, warm = (torchrun.start(str(script)) for torchrun in both)
+    fresh, warm = both.start(script)
     assert warm == fresh
     assert SAID not in warm.err
 
@@ -61,55 +74,49 @@ atexit.register(print, "exit handler")
     ids=["well", "by an exception"],
 )
 def test_nothing_is_torn_down_after_an_exception(
-    both: tuple[Torchrun, Torchrun], tmp_path: Path, end: str, out: str
+    both: Both, script: Path, end: str, out: str
 ) -> None:
-    script = tmp_path / "script.py"
     script.write_text(TORN_DOWN.format(end=end))
-    assert both[1].start(str(script)).out == out
+    assert both.warm.start(str(script)).out == out
 
 
 @pytest.mark.parametrize("words", [["script.py", "a", "-b"], ["-m", "package.inner", "x"]])
-def test_it_was_given_what_a_fresh_one_is(
-    both: tuple[Torchrun, Torchrun], words: list[str], tmp_path: Path
-) -> None:
+def test_it_was_given_what_a_fresh_one_is(both: Both, words: list[str], tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     for name in ("script.py", "package/inner.py"):
         (tmp_path / name).write_text(FACTS)
     if words[0] == "script.py":
         words = [str(tmp_path / words[0]), *words[1:]]
-    before = ["env", f"--chdir={tmp_path}"]
-    fresh, warm = (torchrun.start(*words, before=before) for torchrun in both)
+    fresh, warm = both.start(*words, before=["env", f"--chdir={tmp_path}"])
     assert SAID not in warm.err
     assert fresh.err == warm.err == ""
     wanted, found = json.loads(fresh.out), json.loads(warm.out)
     assert {name: fact for name, fact in found.items() if fact != wanted[name]} == {}
 
 
-def test_its_children_find_what_they_need(both: tuple[Torchrun, Torchrun], tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import multiprocessing as mp, subprocess, sys\n"
-        "def child(q): q.put((__name__, sys.modules['__main__'].__name__))\n"
-        "if __name__ == '__main__':\n"
-        "    for kind in ('fork', 'spawn', 'forkserver'):\n"
-        "        c = mp.get_context(kind); q = c.Queue(); p = c.Process(target=child, args=(q,))\n"
-        "        p.start(); print(kind, q.get(timeout=60)); p.join(); print(p.exitcode)\n"
-        "    print(subprocess.run([sys.executable, '-c', 'import sys; print(sys.path[0] == \"\")'],"
-        " capture_output=True).stdout)\n"
-    )
-    fresh, warm = (torchrun.start(str(script)) for torchrun in both)
+HAS_CHILDREN = """
+import multiprocessing as mp, subprocess, sys
+def child(q): q.put((__name__, sys.modules['__main__'].__name__))
+if __name__ == '__main__':
+    for kind in ('fork', 'spawn', 'forkserver'):
+        c = mp.get_context(kind); q = c.Queue(); p = c.Process(target=child, args=(q,))
+        p.start(); print(kind, q.get(timeout=60)); p.join(); print(p.exitcode)
+    asks = [sys.executable, '-c', 'import sys; print(sys.path[0] == "")']
+    print(subprocess.run(asks, capture_output=True).stdout)
+"""
+
+
+def test_its_children_find_what_they_need(both: Both, script: Path) -> None:
+    script.write_text(HAS_CHILDREN)
+    fresh, warm = both.start(script)
     assert warm == fresh
     assert warm.status == 0
     assert SAID not in warm.err
 
 
-def test_two_of_them_draw_different_numbers(
-    both: tuple[Torchrun, Torchrun], tmp_path: Path
-) -> None:
-    script = tmp_path / "script.py"
+def test_two_of_them_draw_different_numbers(both: Both, script: Path) -> None:
     script.write_text("import numpy, random; print(numpy.random.rand(), random.random())")
-    _, warm = both
-    first, second = warm.start(str(script)), warm.start(str(script))
+    first, second = (both.warm.start(str(script)) for _ in range(2))
     assert not set(first.out.split()) & set(second.out.split())
 
 
@@ -122,10 +129,16 @@ while True: time.sleep(0.1)  # pause() misses a signal that comes just before it
 WAITS = "import time; print('ready', flush=True)\nwhile True: time.sleep(1)"
 
 
+def _until_ready(out: Path) -> list[str]:
+    """Wait for the word of a worker; return what it has said before."""
+    while "ready\n" not in out.read_text():
+        os.sched_yield()
+    return out.read_text().split()
+
+
 def _once_ready(number: int) -> Callable[[int, Path], None]:
     def send(pid: int, out: Path) -> None:
-        while "ready\n" not in out.read_text():
-            os.sched_yield()
+        _until_ready(out)
         os.killpg(pid, number)
 
     return send
@@ -133,12 +146,9 @@ def _once_ready(number: int) -> Callable[[int, Path], None]:
 
 @pytest.mark.parametrize("code", [HANDLES, WAITS], ids=["it handles", "it does not handle"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGKILL])
-def test_signals_reach_it(
-    both: tuple[Torchrun, Torchrun], code: str, number: int, tmp_path: Path
-) -> None:
-    script = tmp_path / "script.py"
+def test_signals_reach_it(both: Both, code: str, number: int, script: Path) -> None:
     script.write_text(code)
-    fresh, warm = (torchrun.start(str(script), meanwhile=_once_ready(number)) for torchrun in both)
+    fresh, warm = both.start(script, meanwhile=_once_ready(number))
     assert warm == fresh
 
 
@@ -153,47 +163,36 @@ os._exit(wire.receive(line)[0]["status"])
 """
 
 
-def test_a_signal_reaches_it_as_soon_as_its_stub_knows_it(
-    both: tuple[Torchrun, Torchrun], tmp_path: Path
-) -> None:
-    script = tmp_path / "script.py"
+def test_a_signal_reaches_it_as_soon_as_its_stub_knows_it(both: Both, script: Path) -> None:
     script.write_text(WAITS)
     impatient = [sys.executable, "-c", IMPATIENT]
-    ends = {both[1].start(str(script), before=impatient).status for _ in range(10)}
+    ends = {both.warm.start(str(script), before=impatient).status for _ in range(10)}
     assert ends == {signal.SIGTERM}
 
 
-OTHERS: dict[str, dict[str, Any]] = {
-    "environ": {"environ": {"CUDA_VISIBLE_DEVICES": "3"}, "why": "the zygote's in CUDA_VISIBLE"},
-    "limits": {"before": ["prlimit", "--nofile=100"], "why": "another limits than"},
-    "nice": {"before": ["nice", "-n", "3"], "why": "another nice than"},
-    "umask": {
-        "before": ["sh", "-c", 'umask 027; unset PWD; exec "$@"', "sh"],
-        "why": "another Umask than",
-    },
-    "cpus": {"before": ["taskset", "1"], "why": "another Cpus_allowed_list than"},
-}
+OTHERS: list[tuple[dict[str, Any], str]] = [
+    ({"CUDA_VISIBLE_DEVICES": "3"}, "the zygote's in CUDA_VISIBLE"),
+    ({"before": ["prlimit", "--nofile=100"]}, "another limits than"),
+    ({"before": ["nice", "-n", "3"]}, "another nice than"),
+    ({"before": ["sh", "-c", 'umask 027; unset PWD; exec "$@"', "sh"]}, "another Umask than"),
+    ({"before": ["taskset", "1"]}, "another Cpus_allowed_list than"),
+]
 
 
-@pytest.mark.parametrize("what", OTHERS)
+@pytest.mark.parametrize(("how", "why"), OTHERS, ids=[why for _, why in OTHERS])
 def test_one_that_is_given_something_else_starts_plainly_and_says_so(
-    both: tuple[Torchrun, Torchrun], what: str, tmp_path: Path
+    both: Both, how: dict[str, Any], why: str, script: Path
 ) -> None:
-    script = tmp_path / "script.py"
     script.write_text(FACTS)
-    before, environ = OTHERS[what].get("before", []), OTHERS[what].get("environ", {})
-    fresh, warm = (torchrun.start(str(script), before=before, **environ) for torchrun in both)
+    fresh, warm = both.start(script, **how)
     assert warm.err.startswith(SAID)
-    assert OTHERS[what]["why"] in warm.err
+    assert why in warm.err
     assert json.loads(warm.out) == json.loads(fresh.out)
 
 
-def test_the_sidecar_knows_which_workers_start_plainly_and_why(
-    both: tuple[Torchrun, Torchrun], tmp_path: Path
-) -> None:
-    script = tmp_path / "script.py"
+def test_the_sidecar_knows_which_workers_start_plainly_and_why(both: Both, script: Path) -> None:
     script.write_text("print('here')")
-    _, warm = both
+    warm = both.warm
     for former in (warm.run_dir / layout.PLAIN_STARTS).iterdir():
         former.unlink()
     warm.start(str(script), LOCAL_RANK="3", CUDA_VISIBLE_DEVICES="3")
@@ -248,19 +247,13 @@ def image(tmp_path: Path) -> Path:
     ],
 )
 def test_the_zygote_learns_what_workers_import_but_what_bears_no_fork(
-    image: Path, package: str, learned: bool
+    image: Path, script: Path, package: str, learned: bool
 ) -> None:
-    script = image / "script.py"
-    names = set(WATCHES)
-    script.write_text(REPORTS.format(names=names, imports=f"import {package}, plain"))
-    torchrun = Torchrun(image, warm=True)
-    try:
-        first = torchrun.start(str(script))
-        assert first == (0, "[]\n", "")
-        second = torchrun.start(str(script))
-    finally:
-        torchrun.close()
-    assert second == (0, f"{sorted({package, 'plain'} if learned else {'plain'})}\n", "")
+    script.write_text(REPORTS.format(names=set(WATCHES), imports=f"import {package}, plain"))
+    known = sorted({package, "plain"} if learned else {"plain"})
+    with closing(Torchrun(image, warm=True)) as torchrun:
+        assert torchrun.start(str(script)) == (0, "[]\n", "")
+        assert torchrun.start(str(script)) == (0, f"{known}\n", "")
 
 
 def test_the_zygote_imports_nothing_of_the_folder_that_it_runs_in(
@@ -271,11 +264,8 @@ def test_the_zygote_imports_nothing_of_the_folder_that_it_runs_in(
     script.write_text("import numpy, os, sys\nprint(numpy.__file__, sys.path)")
     found = []
     for warm in (False, True):
-        torchrun = Torchrun(image, warm=warm)
-        try:
+        with closing(Torchrun(image, warm=warm)) as torchrun:
             found.append(torchrun.start(str(script)))
-        finally:
-            torchrun.close()
     assert found[1] == found[0]
     assert str(image / "numpy.py") not in found[0].out
 
@@ -292,26 +282,22 @@ for number in range(3000):
 
 
 def test_a_part_of_torch_that_starts_a_thread_ends_neither_the_zygote_nor_its_workers(
-    image: Path,
+    image: Path, script: Path
 ) -> None:
-    torchrun = Torchrun(image, warm=True)
     part = image / "site-packages/torch/compiles"
     part.mkdir()
     (part / "__init__.py").write_text("")
     (part / "pool.py").write_text(WATCHES["threads"])
     (part / "front.py").write_text("import torch.compiles.pool")
-    script = image / "script.py"
     script.write_text(
         "import sys\nprint(sorted({'plain', 'torch.compiles.pool'} & {*sys.modules}))\n"
         "import torch.compiles.front, plain, time\n"
         'sys.__dict__.get("muster_imported", lambda: None)()\n'
         "time.sleep(1)\n"
     )
-    try:
+    with closing(Torchrun(image, warm=True)) as torchrun:
         assert torchrun.start(str(script)) == (0, "[]\n", "")
         assert torchrun.start(str(script)) == (0, "['plain']\n", "")
-    finally:
-        torchrun.close()
 
 
 SLOW_TORCH = """
@@ -322,35 +308,32 @@ if b"muster-zygote" in open("/proc/self/cmdline", "rb").read():
 """
 
 
-def test_a_torchrun_asks_for_no_world_before_its_zygote_has_imported_torch(image: Path) -> None:
-    imported, script = image / "imported", image / "script.py"
+def test_a_torchrun_asks_for_no_world_before_its_zygote_has_imported_torch(
+    image: Path, script: Path
+) -> None:
+    imported = image / "imported"
+    environ = {"IMPORTED": str(imported)}
     script.write_text("")
-    torchrun = Torchrun(image, warm=True, environ={"IMPORTED": str(imported)}, torch=SLOW_TORCH)
     look = 'test -e "$IMPORTED" || echo early >&2; exec "$@"'
-    try:
+    with closing(Torchrun(image, warm=True, environ=environ, torch=SLOW_TORCH)) as torchrun:
         started = torchrun.start(str(script), before=["sh", "-c", look, "sh"])
-    finally:
-        torchrun.close()
     assert imported.exists()
     assert "early" not in started.err
 
 
-def test_a_zygote_begins_again_with_more_modules_than_a_word_can_name(image: Path) -> None:
+def test_a_zygote_begins_again_with_more_modules_than_a_word_can_name(
+    image: Path, script: Path
+) -> None:
     many = image / "site-packages/many"
     many.mkdir()
     (many / "__init__.py").write_text(MANY)
-    script = image / "script.py"
     script.write_text(REPORTS.format(names={"many", "reads"}, imports="import many, reads"))
-    torchrun = Torchrun(image, warm=True)
-    try:
+    with closing(Torchrun(image, warm=True)) as torchrun:
         assert torchrun.start(str(script)) == (0, "[]\n", "")
         assert torchrun.start(str(script)) == (0, "['many']\n", "")
-    finally:
-        torchrun.close()
 
 
-def test_a_worker_has_the_variables_that_its_imports_set(image: Path) -> None:
-    script = image / "script.py"
+def test_a_worker_has_the_variables_that_its_imports_set(image: Path, script: Path) -> None:
     script.write_text(
         "import os, sets\n"
         "for name in ('MUSTER_WORKER', 'MUSTER_WARM'): os.environ.pop(name, None)\n"
@@ -359,11 +342,8 @@ def test_a_worker_has_the_variables_that_its_imports_set(image: Path) -> None:
     )
     found = []
     for warm in (False, True):
-        torchrun = Torchrun(image, warm=warm, environ={"DROPPED": "1"})
-        try:
+        with closing(Torchrun(image, warm=warm, environ={"DROPPED": "1"})) as torchrun:
             found += [torchrun.start(str(script)) for _ in range(2)]
-        finally:
-            torchrun.close()
     assert found[1:] == found[:1] * 3
     assert "MADE_BY_IMPORT" in found[0].out
     assert "DROPPED" not in found[0].out
@@ -396,13 +376,10 @@ def test_the_next_worker_starts_after_the_end_of_one_whose_stub_was_killed(image
     first, following = image / "first.py", image / "next.py"
     first.write_text(LARGE + WAITS)
     following.write_text(NEXT)
-    torchrun = Torchrun(image, warm=True)
     numbers: list[str] = []
 
     def kill_the_stub(stub: int, out: Path) -> None:
-        while "ready\n" not in out.read_text():
-            os.sched_yield()
-        numbers.extend(out.read_text().split()[:2])
+        numbers.extend(_until_ready(out)[:2])
         os.kill(int(numbers[0]), signal.SIGSTOP)
         os.killpg(stub, signal.SIGKILL)
 
@@ -415,31 +392,25 @@ def test_the_next_worker_starts_after_the_end_of_one_whose_stub_was_killed(image
         )
         os.kill(int(numbers[0]), signal.SIGCONT)
 
-    try:
+    with closing(Torchrun(image, warm=True)) as torchrun:
         assert torchrun.start(str(first), meanwhile=kill_the_stub).status == -signal.SIGKILL
         ended = torchrun.start(str(following), numbers[1], meanwhile=go_on)
-    finally:
-        torchrun.close()
     assert ended == (0, "True\n", "")
 
 
-def test_a_worker_ends_with_its_zygote_and_the_next_one_starts_plainly(image: Path) -> None:
-    script = image / "script.py"
+def test_a_worker_ends_with_its_zygote_and_the_next_one_starts_plainly(
+    image: Path, script: Path
+) -> None:
     script.write_text(LARGE + WAITS)
-    torchrun = Torchrun(image, warm=True)
 
     def kill_the_zygote(_stub: int, out: Path) -> None:
-        while "ready\n" not in out.read_text():
-            os.sched_yield()
-        os.kill(int(out.read_text().split()[0]), signal.SIGKILL)
+        os.kill(int(_until_ready(out)[0]), signal.SIGKILL)
 
-    try:
+    with closing(Torchrun(image, warm=True)) as torchrun:
         ended = torchrun.start(str(script), meanwhile=kill_the_zygote)
         assert ended.status == 128 + signal.SIGKILL
         assert _has_ended(int(ended.out.split()[1]))
         script.write_text("print('fresh')")
         fresh = torchrun.start(str(script))
-    finally:
-        torchrun.close()
     assert (fresh.status, fresh.out) == (0, "fresh\n")
     assert fresh.err.startswith(SAID)

@@ -192,6 +192,12 @@ async def test_an_older_member_that_comes_back_takes_no_line_from_one_that_has_i
     job["b"].restart()
     await job.passes(5)
     assert hosts(job, "b") == "bc"
+    # Nor while the other one is away for a moment.
+    job["c"].cut()
+    await job.until(lambda: "c" not in job.snapshot.members)
+    job["c"].mend()
+    await job.until(lambda: "c" in job.snapshot.members)
+    await job.until(lambda: hosts(job, "b") == "bc")
     job["c"].sigterm(grace_s=10)
     await job.ends("c")
     await job.settles()

@@ -8,6 +8,7 @@ from itertools import permutations
 import pytest
 
 from launcher_shim.c10d.rounds.decision import FIRST_S, FREE_STARTS, LONGEST_S
+from launcher_shim.hosts import CONFIRM_S
 from rdzv.store import Put
 from tests.simulation.nodes import KEYS, LEASE_TTL_S
 from tests.simulation.torchrun import JOIN_S, RUN
@@ -225,6 +226,40 @@ async def test_one_that_was_cut_off_while_its_world_went_on_asks_again(world: Wo
     job["b"].mend()
     await job.settles()
     assert job.world == "abc"
+
+
+async def test_i5_a_world_that_comes_back_one_by_one_lets_a_newcomer_in_once(
+    world: World,
+) -> None:
+    job = await world.job("abcd", launchers={"d": "absent"})
+    await job.trains()
+    for name in "abc":
+        job[name].cut()
+    await job.until(lambda: [*job.snapshot.members] == ["d"])
+    job.launchers["d"] = "steady"
+    job["d"].start_container()
+    for name in "cab":
+        await job.passes(CONFIRM_S + 1.0)
+        assert job.formed == ["abc"]
+        job[name].mend()
+    await job.settles()
+    assert (job.formed, job.lost) == (["abc", "abcd"], 0)
+
+
+async def test_i5_a_store_that_is_emptied_is_seeded_again(world: World) -> None:
+    job = await world.job("")
+    empty = job.engine.backup()
+    for name in "abc":
+        job.add(name)
+    await job.until(lambda: job.world == "abc")
+    await job.trains()
+    formed = job.formed
+    job.lose_store(empty)
+    await job.settles()
+    assert job.formed == formed
+    job.add("d")
+    await job.settles()
+    assert (job.formed, job.lost) == ([*formed, "abcd"], 0)
 
 
 async def test_a_node_that_the_store_has_lost_is_put_back_before_it_is_missed(

@@ -4,15 +4,11 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
-    DynamicRendezvousHandler,
-    _RendezvousJoinOp,
-)
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
 RUN_ID = "digits"
 
@@ -41,64 +37,28 @@ class World(NamedTuple):
 
     rank: int
     size: int
-    master_addr: str
-    master_port: int
 
 
 class Torchrun:
-    """One torchrun, from its start on; its methods block.
+    """One torchrun, from its start on; its methods block."""
 
-    ``keeps_alive``: whether it says so in the background, until ``end``.
-    """
-
-    def __init__(
-        self,
-        port: int,
-        address: str = "10.0.0.1",
-        run_id: str = RUN_ID,
-        *,
-        keeps_alive: bool = False,
-    ) -> None:
+    def __init__(self, port: int, address: str = "10.0.0.1", run_id: str = RUN_ID) -> None:
         self._handler, self.store = handler_at(port, address, run_id)
-        self._keeps_alive = keeps_alive
 
     def form(self) -> World:
         """Form a world."""
         info = self._handler.next_rendezvous()
-        if not self._keeps_alive:
-            self._handler._stop_heartbeats()
+        self._handler._stop_heartbeats()
         self._keys: Any = info.store
-        master = info.bootstrap_store_info
-        return World(info.rank, info.world_size, master.master_addr, master.master_port)
-
-    def join_alone(self) -> None:
-        """Get into a world, and say nothing there."""
-        deadline = monotonic() + PATIENCE_S
-        self._handler._op_executor.run(_RendezvousJoinOp(), deadline, self._handler._get_deadline)
+        return World(info.rank, info.world_size)
 
     def waiting(self) -> int:
         """What the agent looks at beside its workers."""
         return int(self._handler.num_nodes_waiting())
 
-    def is_told(self) -> None:
-        """Poll as the agent's monitor loop does, until somebody waits."""
-        deadline = monotonic() + PATIENCE_S
-        while self.waiting() == 0:
-            assert monotonic() < deadline, "it still believes in its former world"
-            sleep(0.1)
-
-    def form_once_told(self) -> World:
-        """Follow as the agent does."""
-        self.is_told()
-        return self.form()
-
-    def come_to_the_exit_barrier(self) -> None:
-        """Do as torch does once the workers are done."""
-        self._keys.add(DONE, 1)
-
     def end_well(self) -> None:
-        """Come to the exit barrier, close the run, and end."""
-        self.come_to_the_exit_barrier()
+        """Come to the exit barrier once the workers are done, close the run, and end."""
+        self._keys.add(DONE, 1)
         self._handler.shutdown()
         self.end()
 

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
-from random import Random
+from functools import partial
+from itertools import count
 from typing import Any
+from unittest.mock import patch
 
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous.api import RendezvousInfo
@@ -20,22 +23,27 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     _NodeDesc,
 )
 
-from agent.parts import job_client, member_parts
-from agent.surroundings import MemberSettings
-from launcher_shim.c10d.agent import TorchAgent, connect
-from launcher_shim.c10d.quarantining import Quarantining
-from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, run_membership
-from launcher_shim.c10d.rounds.records import Round
+from agent.surroundings import MemberSettings, Sockets
+from launcher_shim.c10d.request_order import RelayNumbers
+from launcher_shim.c10d.rounds.inputs import RoundPolicy
+from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
-from launcher_shim.rundir.rank_reports import StepLine
+from launcher_shim.c10d.rounds.stages import round_prefix
+from launcher_shim.c10d.session import LauncherSession
+from launcher_shim.tcpstore import wire
+from rdzv.job import JobClient
 from rdzv.members.registration import Held
+from rdzv.mirror import Mirror
+from rdzv.reconcile import first_of
+from rdzv.records.drain import Commit, Drain
 from rdzv.records.quarantine import TERMS, Terms
 from rdzv.store import Put
-from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from rdzv.store.memory.client import MemoryEngine, MemoryStore, transact
 from tests.support.clocks import strands
 from tests.support.clocks.strands import Strand, torch_in_strands
 from tests.support.clocks.virtual import now
-from tests.support.sidecars.jobs import KEYS, identity, surroundings
+from tests.support.sidecars.endpoints import Pod, serving
+from tests.support.sidecars.jobs import KEYS, identity, loaded, surroundings
 from tests.support.store.cut import Cut
 
 RUN_ID = "digits"
@@ -51,169 +59,193 @@ QUICK = RoundPolicy(
     hung_s=30.0,
 )
 
+ALONE = replace(QUICK, min_nodes=1)
+
 DEADLINE_S = 20.0
 """Whoever waits for somebody who does not come waits for longer."""
+
+HERE = KEYS.in_generation(1)
+DONE = b"torchelastic/agent/terminal_state/num_members"
+LAST_OUT = "torchelastic/agent/terminal_state/last_member"
 
 MONITOR_S = 0.1
 """Between two looks of torch's agent at its workers, and at who waits."""
 
 
-@dataclass
-class Call:
-    """One call of an agent on its sidecar, for counting."""
+class Files:
+    """What outlives a sidecar, by name."""
 
-    what: str
-    at_s: float
+    def __init__(self) -> None:
+        self._files: dict[str, bytes] = {}
+
+    def content(self, name: str) -> bytes | None:
+        return self._files.get(name)
+
+    def put(self, name: str, content: bytes) -> None:
+        self._files[name] = content
 
 
 class Sidecar:
-    """The parts of one sidecar that a rendezvous needs, with a cable that can be cut."""
+    """One sidecar's member and endpoint, with a cable to the store that can be cut."""
 
-    def __init__(
-        self,
-        engine: MemoryEngine,
-        name: str,
-        policy: RoundPolicy,
-        ttl_s: float,
-        held: Held | None,
-        terms: Terms,
-    ) -> None:
+    pod: Pod
+
+    def __init__(self, job: Job, name: str, held: Held | None) -> None:
         self.name = name
         self.cut = Cut()
-        self.store = MemoryStore(engine, faults=self.cut)
-        around = surroundings(self.store, name)
-        self._client = job_client(around, KEYS)
-        self.mirror, self.job = self._client.mirror, self._client.membership
-        self.leaving: frozenset[str] = frozenset()
-        self.granted: frozenset[str] = frozenset()
-        self.joins_wait = False
-        self.policy = policy
-        who = identity(name, least=policy.min_nodes, most=policy.max_nodes)
-        # With a UID the job has one life, even if all of its pods are gone for a while.
-        settings = MemberSettings(
-            keys=KEYS,
-            identity=replace(who, job_uid="uid-digits"),
-            lease_ttl_s=ttl_s,
-        )
-        member = member_parts(around, settings, self._client, held=held)
-        self.registrar = member.registrar
-        keys = KEYS.in_generation(1)
-        registered = self.registrar.guard(1)
-        self.told: list[StepLine] = []
-        """How far the ranks of its pod are."""
-        self.quarantining = Quarantining(
-            member.kernel,
-            self.registrar.identity,
-            terms=terms,
-            steps=lambda: tuple(self.told),
-        )
-        self.rendezvous = Rendezvous(
-            replace(member.kernel, clock=now, random=Random(name)),
-            registered,
-            member=name,
-            drains=keys.drains,
-            keys=keys.run(RUN_ID),
-            run_id=RUN_ID,
-            launched=policy,
-            policy=lambda: self.policy,
-            membership=self._membership,
-            came=self.quarantining.came,
-            entered=self.quarantining.entered,
-            died=self.quarantining.died,
-        )
+        self._job = job
+        self._held = held
+        self._serves = asyncio.Event()
 
-    def _membership(self, current: Round) -> RoundMembers:
-        snapshot, failures = self.job.snapshot(), self.job.failures()
-        listing = self.job.listing()
-        membership = run_membership(snapshot, listing, RUN_ID, current, failures=failures)
-        return replace(
-            membership,
-            listed=membership.listed - self.leaving,
-            leaving=self.leaving,
-            granted=self.granted,
-            joins_wait=self.joins_wait,
-        )
+    @property
+    def rendezvous(self) -> Rendezvous:
+        """That of the run, once somebody has asked for it."""
+        return self.pod.endpoint.rendezvous()[RUN_ID]
+
+    @property
+    def nodes(self) -> dict[str, Node]:
+        """The nodes of the run as it sees them, by member."""
+        run = self.pod.endpoint.rendezvous().get(RUN_ID)
+        return {} if run is None else dict(run.snapshot().nodes)
+
+    async def serves(self) -> None:
+        """Wait until it is registered."""
+        async with asyncio.timeout(DEADLINE_S):
+            await self._serves.wait()
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            self._tasks = tasks
-            self._watching = tasks.create_task(self._client.watching.run())
-            tasks.create_task(self.registrar.run())
-            tasks.create_task(self.rendezvous.run())
-            tasks.create_task(self.quarantining.run())
+        """Run it until the task ends, as kill -9 ends a sidecar: nothing is written any more."""
+        job, store = self._job, MemoryStore(self._job.engine, faults=self.cut)
+        policy = job.policy
+        who = identity(self.name, least=policy.min_nodes, most=policy.max_nodes)
+        settings = MemberSettings(
+            keys=KEYS,
+            # With a UID the job has one life, even if all of its pods are gone for a while.
+            identity=replace(who, job_uid="uid-digits"),
+            lease_ttl_s=job.ttl_s,
+            last_call_s=policy.last_call_s,
+            first_call_s=policy.first_call_s,
+            quarantine=job.terms,
+        )
+        around = surroundings(store, self.name)
+        async with (
+            loaded(JobClient.of(store, KEYS, clock=now)) as client,
+            serving(
+                *(around, settings, client, Sockets(c10d_port=None)),
+                held=self._held,
+                kept=job.kept[self.name],
+            ) as self.pod,
+        ):
+            self._serves.set()
+            await asyncio.Event().wait()
 
-    def move(self, engine: MemoryEngine) -> None:
-        """Let the store be another one from now on, as after a restore."""
-        self.store.engine = engine
-        self._watching.cancel()
-        self._watching = self._tasks.create_task(self._client.watching.run())
+
+@dataclass
+class Container:
+    """One life of a pod's training container."""
+
+    pod: str
+    number: int
+    trained: bool = False
+    """Whether a torchrun was started in it: then its relay lets no other one be passed over."""
 
 
-class Wire:
-    """What torch's backend takes for a store: it calls the agent, and waits in its strand."""
+class Line:
+    """What torch's backend takes for its store: a session behind a relay, asked from a strand.
 
-    def __init__(self, agent: TorchAgent) -> None:
-        self.agent = agent
-        self.calls: list[Call] = []
+    A request that is under way as its sidecar ends is sent to the next one.
+    """
+
+    _session: LauncherSession
+    _numbers: RelayNumbers
+
+    def __init__(self, container: Container, number: int) -> None:
+        self.calls: list[tuple[wire.Request, float]] = []
+        """What was asked, and when."""
         self.stores = asyncio.Event()
-        """Whether what its agent sets is stored at once; else it waits until it may be."""
+        """Whether what its torchrun sets is stored at once; else it waits until it may be."""
         self.stores.set()
+        parts = (f"{container.pod} {container.number}", f"{number}")
+        self._id = b"".join(part.encode().ljust(wire.SESSION_BYTES // 2) for part in parts)
+        self._note = b""
+        self._turn = asyncio.Lock()
+        self._sent = 0
+        self._again: tuple[int, ...] = ()
+        self._there, self._gone = asyncio.Event(), asyncio.Event()
+
+    def meet(self, sidecar: Sidecar) -> None:
+        """Let its relay come to a sidecar."""
+        preface = wire.Preface(self._id, self._sent + 1, self._again, self._note)
+        self._numbers, self._gone = RelayNumbers(preface, self._keep), asyncio.Event()
+        author = f"{sidecar.name}.{self._id.hex()}"
+        self._session = LauncherSession(sidecar.pod.endpoint.sessions, author, self._numbers)
+        self._there.set()
+
+    def part(self) -> None:
+        """Lose the sidecar."""
+        self._there.clear()
+        self._gone.set()
+
+    def close(self) -> None:
+        """End the client."""
+        if self._there.is_set():
+            self._session.closed()
 
     def get(self, key: str) -> bytes:
-        return self._call("get", self._get)
+        return self._ask(wire.Get(_named(key)))[8:]
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        return self._call(
-            "compare_set", lambda: self.agent.compare_set(expected.encode(), desired.encode())
-        )
+        return self._ask(wire.CompareSet(_named(key), expected.encode(), desired.encode()))[8:]
 
-    def exit_barrier(self) -> None:
-        self._call("add", self.barrier)
+    def set(self, key: str, value: bytes) -> None:
+        strands.wait(self.stores.wait)
+        self._ask(wire.Set(_named(key), value))
 
-    def wait(self, kv: dict[str, bytes], key: str) -> bytes:
-        return self._call("wait", lambda: self._value(kv, key))
+    def wait_and_get(self, key: str) -> bytes:
+        self._ask(wire.Wait((_named(key),)))
+        return self.get(key)
 
-    async def _value(self, kv: dict[str, bytes], key: str) -> bytes:
-        while True:
-            value = kv.get(key, self.agent.filler(key.encode()))
-            if value is not None:
-                return value
-            await asyncio.sleep(0.02)
+    def _ask(self, request: wire.Request) -> bytes:
+        self.calls.append((request, strands.Time.monotonic()))
+        return strands.wait(lambda: self.serve(request))
 
-    async def _get(self) -> bytes:
-        return self.agent.get_state()
+    async def serve(self, request: wire.Request) -> bytes:
+        """Send a request, as often as it takes; return its answer."""
+        async with self._turn:
+            self._sent += 1
+            self._again = (self._sent,)
+            while True:
+                await self._there.wait()
+                gone = self._gone
+                assert self._numbers.next() == self._sent
+                answer = self._session.handle(request)
+                if not isinstance(answer, bytes):
+                    answer = await first_of(answer, gone.wait())
+                if isinstance(answer, bytes):
+                    self._again = ()
+                    return answer
 
-    async def barrier(self) -> bytes:
-        await self.agent.exit_barrier()
-        return b""
+    def _keep(self, note: bytes) -> None:
+        self._note = note
 
-    def _call(self, what: str, make: Callable[[], Coroutine[Any, Any, bytes]]) -> bytes:
-        self.calls.append(Call(what, strands.Time.monotonic()))
 
-        async def serve() -> bytes:
-            self.agent.request_began()
-            try:
-                return await make()
-            finally:
-                self.agent.request_ended()
-
-        return strands.wait(serve)
+def _named(key: str) -> bytes:
+    """Name a key as torch's client does to its server."""
+    return f"/{key}".encode()
 
 
 class RoundStore:
-    """The keys of one round, as far as a handler uses them; unset ones may be filled."""
+    """The keys of one round, as far as a handler uses them."""
 
-    def __init__(self, wire: Wire, kv: dict[str, bytes], number: int) -> None:
-        self._wire = wire
-        self._kv = kv
-        self._prefix = f"/torch.rendezvous.{RUN_ID}.{number}/"
+    def __init__(self, line: Line, number: int) -> None:
+        self._line = line
+        self._prefix = round_prefix(RUN_ID, number).decode()[1:]
 
     def set(self, key: str, value: bytes) -> None:
-        strands.wait(self._wire.stores.wait)
-        self._kv[self._prefix + key] = value
+        self._line.set(self._prefix + key, value)
 
     def get(self, key: str) -> bytes:
-        return self._wire.wait(self._kv, self._prefix + key)
+        return self._line.wait_and_get(self._prefix + key)
 
 
 @dataclass(frozen=True)
@@ -223,18 +255,14 @@ class World:
     round: int
     rank: int
     size: int
+    master_port: int
 
 
 class Torchrun:
     """torch's handler in a strand, and as much of its agent's loop as a rendezvous sees."""
 
-    def __init__(
-        self,
-        wire: Wire,
-        name: str,
-        make: Callable[[], DynamicRendezvousHandler],
-    ) -> None:
-        self.wire = wire
+    def __init__(self, name: str, line: Line, make: Callable[[], DynamicRendezvousHandler]) -> None:
+        self.line = line
         self.name = name
         self.worlds: list[World] = []
         self.failure: BaseException | None = None
@@ -248,7 +276,7 @@ class Torchrun:
         self._handler: DynamicRendezvousHandler | None = None
         self._commands: list[str] = []
         self._strand = Strand(asyncio.get_running_loop(), self._run)
-        self._strand.task.add_done_callback(lambda _: self.wire.agent.closed())
+        self._strand.task.add_done_callback(lambda _: self.line.close())
 
     @property
     def world(self) -> World | None:
@@ -273,8 +301,20 @@ class Torchrun:
 
     def busiest_second(self) -> int:
         """The most compare-and-sets that it sent within a second."""
-        sent = [call.at_s for call in self.wire.calls if call.what == "compare_set"]
+        sent = self._sent()
         return max((sum(at <= other < at + 1 for other in sent) for at in sent), default=0)
+
+    def compare_sets(self, since_s: float = 0.0) -> int:
+        """How many compare-and-sets it sent from ``since_s`` on."""
+        return sum(at_s >= since_s for at_s in self._sent())
+
+    def _sent(self) -> list[float]:
+        return [at_s for request, at_s in self.line.calls if isinstance(request, wire.CompareSet)]
+
+    async def comes_to_the_exit_barrier(self) -> None:
+        """Do as torch does once the workers are done."""
+        assert self.world is not None
+        await self.line.serve(wire.Add(round_prefix(RUN_ID, self.world.round) + DONE, 1))
 
     def give_time(self, join_s: float) -> None:
         """Let it have so many seconds whenever its time to join begins anew from now on."""
@@ -287,10 +327,6 @@ class Torchrun:
         handler = self._handler
         assert handler is not None
         Strand(asyncio.get_running_loop(), handler.shutdown)
-
-    def compare_sets(self, since_s: float = 0.0) -> int:
-        """How many compare-and-sets it sent from ``since_s`` on."""
-        return sum(c.what == "compare_set" and c.at_s >= since_s for c in self.wire.calls)
 
     def _run(self) -> None:
         try:
@@ -327,17 +363,18 @@ class Torchrun:
                 self._form(handler)
                 return False
             case "finish":
-                self.wire.exit_barrier()
+                strands.wait(self.comes_to_the_exit_barrier)
             case "wait":
-                self.wire.exit_barrier()
-                handler._get_store().get("torchelastic/agent/terminal_state/last_member")
+                strands.wait(self.comes_to_the_exit_barrier)
+                handler._get_store().get(LAST_OUT)
         handler.shutdown()
         return True
 
     def _form(self, handler: DynamicRendezvousHandler) -> None:
         info: RendezvousInfo = handler.next_rendezvous()
         number = handler._state_holder.state.round
-        self.worlds.append(World(number, info.rank, info.world_size))
+        port = info.bootstrap_store_info.master_port
+        self.worlds.append(World(number, info.rank, info.world_size, port))
 
 
 @dataclass
@@ -353,53 +390,105 @@ class Job:
     running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     torchruns: dict[str, Torchrun] = field(default_factory=dict)
     everyone: list[Torchrun] = field(default_factory=list)
-    kv: dict[str, bytes] = field(default_factory=dict)
+    kept: dict[str, Files] = field(default_factory=lambda: defaultdict(Files))
+    """What outlives the sidecars of each pod."""
+    numbers: Iterator[int] = field(default_factory=count)
 
     async def sidecar(self, name: str, held: Held | None = None) -> Sidecar:
         """Start a sidecar and wait until it is registered."""
-        one = Sidecar(self.engine, name, self.policy, self.ttl_s, held, self.terms)
+        one = Sidecar(self, name, held)
         self.sidecars[name] = one
         self.running[name] = self.tasks.create_task(one.run())
-        async with asyncio.timeout(30):
-            await one.registrar.registered.wait()
+        await one.serves()
         return one
 
     async def stop_sidecar(self, name: str) -> None:
         """End a sidecar as kill -9 does: nothing is written any more."""
+        for torchrun in self.everyone:
+            if torchrun.name == name:
+                torchrun.line.part()
         task = self.running.pop(name)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+    async def come_back(self, name: str) -> None:
+        """Start a sidecar again, in a pod whose torchrun lives on."""
+        self.torchruns[name].line.meet(
+            await self.sidecar(name, self.sidecars[name].pod.registrar.held)
+        )
+
+    @property
+    def mirror(self) -> Mirror:
+        """What the sidecar that was started first has of the store."""
+        return next(iter(self.sidecars.values())).pod.client.mirror
+
+    def container(self, name: str) -> Container:
+        """Start the training container of a pod, or start it again."""
+        return Container(name, next(self.numbers))
+
+    def _line(self, container: Container) -> Line:
+        line = Line(container, next(self.numbers))
+        line.meet(self.sidecars[container.pod])
+        return line
+
+    async def asks(self, container: Container, line: bytes, run_id: str = RUN_ID) -> bytes:
+        """Ask as ``torchrun`` of the run directory does, before the image's own is started."""
+        asking = self._line(container)
+        may = b"" if container.trained else wire.MAY_PASS
+        answer = await asking.serve(wire.CompareSet(wire.STAGE + run_id.encode(), may, line))
+        asking.close()
+        return answer[8:]
+
+    async def passes(self, container: Container, line: bytes, run_id: str = RUN_ID) -> bool:
+        """Ask that; return whether the stage is passed over."""
+        return await self.asks(container, line, run_id) == wire.PASSED
+
+    async def ran(self, *containers: Container) -> list[int]:
+        """Run a torchrun in each, which ends well; return the sizes of their worlds."""
+        torchruns = [self.torchrun(one.pod, container=one) for one in containers]
+        await self.until(lambda: all(torchrun.worlds for torchrun in torchruns))
+        for torchrun in torchruns:
+            torchrun.order("finish")
+        await self.until(lambda: all(torchrun.ended for torchrun in torchruns))
+        assert [torchrun.failure for torchrun in torchruns] == [None] * len(torchruns)
+        return [torchrun.worlds[-1].size for torchrun in torchruns]
+
+    def closed(self) -> dict[str, str]:
+        """How each run stands in the store."""
+        named = [(HERE.run_of_round(kv.key), kv) for kv in self.mirror.under(HERE.runs)]
+        return {name: Round.from_kv(kv).closed for name, kv in named if name is not None}
 
     def torchrun(
         self,
         name: str,
         *,
+        container: Container | None = None,
         max_nodes: int | None = None,
         join_s: float = 60,
         node: tuple[str, int, int] | None = None,
     ) -> Torchrun:
         """Start a torchrun on the sidecar ``name``."""
-        wire = Wire(connect(self.sidecars[name].rendezvous))
+        container = container or self.container(name)
+        container.trained = True
+        line = self._line(container)
 
         def make() -> DynamicRendezvousHandler:
             handler = DynamicRendezvousHandler.from_backend(
                 RUN_ID,
                 dist.HashStore(),
-                C10dRendezvousBackend(wire, RUN_ID),
+                C10dRendezvousBackend(line, RUN_ID),
                 self.policy.min_nodes,
                 max_nodes or self.policy.max_nodes,
                 local_addr=f"10.0.0.{name}",
                 timeout=RendezvousTimeout(join=timedelta(seconds=join_s)),
             )
             handler._heartbeat_lock = strands.Lock()
-            handler._get_store = lambda: RoundStore(
-                wire, self.kv, handler._state_holder.state.round
-            )
+            handler._get_store = lambda: RoundStore(line, handler._state_holder.state.round)
             if node is not None:
                 handler._this_node = handler._op_executor._node = _NodeDesc(*node)
             return handler
 
-        torchrun = Torchrun(wire, name, make)
+        torchrun = Torchrun(name, line, make)
         self.torchruns[name] = torchrun
         self.everyone.append(torchrun)
         return torchrun
@@ -425,8 +514,8 @@ class Job:
 
     def end_time_in_exit_barrier(self) -> None:
         """Let whoever stands in the exit barrier of the first world wait for nobody any more."""
-        barrier = f"/torch.rendezvous.{RUN_ID}.0/torchelastic/agent/terminal_state/"
-        self.kv[f"{barrier}last_member"] = b"over"
+        key = round_prefix(RUN_ID, 0) + LAST_OUT.encode()
+        transact(self.engine, [], [Put(HERE.run(RUN_ID).value(key), b"over")])
 
     async def passed(self, seconds: float) -> float:
         """Let time pass in which something must not happen; return when it began."""
@@ -450,29 +539,26 @@ class Job:
         assert world is not None
         return world.round
 
-    async def tell(self, *, leaving: str = "", granted: str = "", joins_wait: bool = False) -> None:
-        """Let every sidecar know who leaves, as a change to the drains in the store would."""
-        for sidecar in self.sidecars.values():
-            sidecar.leaving = frozenset(leaving + granted)
-            sidecar.granted = frozenset(granted)
-            sidecar.joins_wait = joins_wait
-        told = Put(f"{KEYS.in_generation(1).prefix}told", f"{leaving} {granted}".encode())
-        async with asyncio.timeout(10):
-            await MemoryStore(self.engine).txn([], [told])
+    def leaves(self, names: str) -> None:
+        """Let these drain."""
+        drains = [Drain(f"uid-{name}", name, "evicted", "prestop") for name in names]
+        puts = [Put(HERE.drain(drain.pod_uid), drain.to_json()) for drain in drains]
+        transact(self.engine, [], puts)
 
-    def form_by(self, policy: RoundPolicy) -> None:
-        """Let every sidecar, also one still to come, form its rounds by another policy."""
-        self.policy = policy
-        for sidecar in self.sidecars.values():
-            sidecar.policy = policy
+    def grants(self, names: str) -> None:
+        """Let these leave the first world, once all have saved."""
+        uids = tuple(f"uid-{name}" for name in names)
+        commit = Commit(1, RUN_ID, 0, "done", 40, uids, granted=uids)
+        transact(self.engine, [], [Put(HERE.commit, commit.to_json())])
 
     def story(self) -> str:
         """Where everybody stands, for a failing test."""
         lines = ["", *(f"{t.name}: {t.worlds} {t.failure!r}" for t in self.everyone)]
         for name, one in self.sidecars.items():
-            word = one.rendezvous.snapshot()
-            lines.append(f"{name}: {word.round} | {one.rendezvous.reason}")
-            lines += [f"    {node}" for node in word.nodes.values()]
+            for rendezvous in one.pod.endpoint.rendezvous().values():
+                word = rendezvous.snapshot()
+                lines.append(f"{name}: {word.round} | {rendezvous.reason}")
+                lines += [f"    {node}" for node in word.nodes.values()]
         return "\n".join(lines)
 
 
@@ -482,15 +568,26 @@ async def job(
     ttl_s: float = 60.0,
     terms: Terms = TERMS,
     world: str = "",
+    sidecars: str = "",
 ) -> AsyncIterator[Job]:
     """A job whose first world is of the nodes in ``world``; all of it is gone afterwards.
 
+    ``sidecars``: whose sidecars alone are there.
+
     ``ttl_s`` is to be short where a lease has to end, and only there.
     """
-    with torch_in_strands():
+    seconds = {f.name: getattr(policy, f.name) for f in fields(policy) if f.name.endswith("_s")}
+    with (
+        torch_in_strands(),
+        patch("launcher_shim.c10d.endpoint.RoundPolicy", partial(RoundPolicy, **seconds)),
+        # Nobody here decides on drains: who joins waits for no save.
+        patch("launcher_shim.c10d.rounds.inputs.joins_wait", lambda *_: False),
+    ):
         async with asyncio.TaskGroup() as tasks:
             one = Job(MemoryEngine(now), policy, ttl_s, tasks, terms)
             try:
+                for name in sidecars:
+                    await one.sidecar(name)
                 await one.all_of(world)
                 if world:
                     assert await one.world(world) == 0

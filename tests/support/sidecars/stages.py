@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stages of a pod: one torchrun after another."""
+"""A training container, whose torchruns come to their sidecar through its relay."""
 
 from __future__ import annotations
 
@@ -8,29 +8,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.pod.relay import Relay
 from launcher_shim.tcpstore import wire
 from tests.support.ports import free_ports
-from tests.support.sidecars.endpoints import Pod
 from tests.support.sidecars.handlers import PATIENCE_S, Torchrun
-from tests.support.sidecars.jobs import KEYS
 from tests.support.sidecars.raw_client import connected
-
-HERE = KEYS.in_generation(1)
-
-
-class Files:
-    """What outlives a sidecar, by name."""
-
-    def __init__(self) -> None:
-        self._files: dict[str, bytes] = {}
-
-    def content(self, name: str) -> bytes | None:
-        return self._files.get(name)
-
-    def put(self, name: str, content: bytes) -> None:
-        self._files[name] = content
 
 
 @asynccontextmanager
@@ -52,13 +34,6 @@ async def ran(port: int, address: str = "10.0.0.1") -> int:
         world = await asyncio.to_thread(one.form)
         await asyncio.to_thread(one.end_well)
     return world.size
-
-
-def closed(one: Pod) -> dict[str, str]:
-    """How each run stands in the store."""
-    kvs = one.client.mirror.under(HERE.runs)
-    rounds = ((HERE.run_of_round(kv.key), kv) for kv in kvs)
-    return {name: Round.from_kv(kv).closed for name, kv in rounds if name is not None}
 
 
 async def passes(port: int, line: bytes, run_id: str = "digits") -> bool:
