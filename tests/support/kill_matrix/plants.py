@@ -93,12 +93,6 @@ def _of_drains(tests: Any, case: Case) -> Install | None:
     return _functions(case["planted"].mutation, tests.World)
 
 
-def _of_rounds(tests: Any, case: Case) -> Install | None:
-    usual = type(case["rules"])(case["rules"].nodes, case["rules"].policy)
-    other = case["rules"].reforms
-    return None if other is usual.reforms else lambda: _instead(usual.reforms, other)
-
-
 def _of_tunnel(tests: Any, case: Case) -> Install:
     return lambda: _enter([case["mutation"].plant()])
 
@@ -152,8 +146,6 @@ OWN: dict[str, Callable[[Any, Case], Install | None]] = {
     "tests/simulation/test_simulation.py::test_planted_bugs_are_found": _of_simulation,
     "tests/chaos/test_drain_mutations.py::"
     "test_i2_i3_i7_i10_a_rule_that_is_left_out_is_missed": _of_drains,
-    "tests/unit/test_rounds_exploration.py::"
-    "test_i1_i2_i6_i11_a_rule_that_is_left_out_is_missed": _of_rounds,
     "tests/unit/test_world_conduct.py::test_planted_mistakes_are_found": _of_worlds,
     "tests/contract/test_tunnel_mutations.py::test_i8_a_rule_that_is_left_out_is_found": _of_tunnel,
     "tests/chaos/test_linearizability.py::test_a_planted_bug_is_found": _of_histories,
@@ -190,7 +182,6 @@ def _room(own: str) -> str:
     path = own.partition("::")[0].removesuffix(".py")
     return (
         path.rpartition("/test_")[2]
-        .removesuffix("_exploration")
         .removesuffix("_conduct")
         .removesuffix("_mutations")
     )
