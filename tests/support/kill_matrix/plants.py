@@ -112,12 +112,6 @@ def _of_standstill(tests: Any, case: Case) -> Install:
     return lambda: pytest.MonkeyPatch().setattr(*tests.PLANTED[case["rule"]])
 
 
-def _of_silence(tests: Any, case: Case) -> Install:
-    module, rule = _module(tests, "STARTS_LOOKS", *tests.PLANTED), case["rule"]
-    changes = {rule: tests.PLANTED[rule]} | ({"STARTS_LOOKS": 0} if rule == "STARTS" else {})
-    return lambda: _set(module, changes)
-
-
 def _of_shards(tests: Any, case: Case) -> Install:
     module = _module(tests, *(name for name, _ in tests.PLANTED.values()))
     return lambda: _set(module, dict([tests.PLANTED[case["bug"]]]))
@@ -151,7 +145,6 @@ OWN: dict[str, Callable[[Any, Case], Install | None]] = {
     "tests/chaos/test_linearizability.py::test_a_planted_bug_is_found": _of_histories,
     "tests/unit/test_notices.py::test_a_rule_that_is_taken_away_is_missed": _of_notices,
     "tests/unit/test_standstill.py::test_a_planted_bug_is_found": _of_standstill,
-    "tests/unit/test_silence.py::test_a_planted_bug_is_found": _of_silence,
     "tests/unit/test_shards.py::test_a_planted_bug_is_found": _of_shards,
     "tests/unit/test_reconcile.py::test_a_kernel_with_a_bug_breaks_a_promise": _of_kernel,
     "tests/contract/test_passing_over.py::test_a_wrong_rule_is_found": _of_stages,
@@ -180,8 +173,4 @@ def bugs_of(items: Sequence[pytest.Item]) -> Iterator[Bug]:
 
 def _room(own: str) -> str:
     path = own.partition("::")[0].removesuffix(".py")
-    return (
-        path.rpartition("/test_")[2]
-        .removesuffix("_conduct")
-        .removesuffix("_mutations")
-    )
+    return path.rpartition("/test_")[2].removesuffix("_conduct").removesuffix("_mutations")
