@@ -93,10 +93,6 @@ def _of_drains(tests: Any, case: Case) -> Install | None:
     return _functions(case["planted"].mutation, tests.World)
 
 
-def _of_tunnel(tests: Any, case: Case) -> Install:
-    return lambda: _enter([case["mutation"].plant()])
-
-
 def _module(tests: Any, *given: str) -> Any:
     """The module that a file of tests imports and that has all of these names."""
     known = (sys.modules.get(name) for name in imports(Path(tests.__file__)))
@@ -141,7 +137,6 @@ OWN: dict[str, Callable[[Any, Case], Install | None]] = {
     "tests/chaos/test_drain_mutations.py::"
     "test_i2_i3_i7_i10_a_rule_that_is_left_out_is_missed": _of_drains,
     "tests/unit/test_world_conduct.py::test_planted_mistakes_are_found": _of_worlds,
-    "tests/contract/test_tunnel_mutations.py::test_i8_a_rule_that_is_left_out_is_found": _of_tunnel,
     "tests/chaos/test_linearizability.py::test_a_planted_bug_is_found": _of_histories,
     "tests/unit/test_notices.py::test_a_rule_that_is_taken_away_is_missed": _of_notices,
     "tests/unit/test_standstill.py::test_a_planted_bug_is_found": _of_standstill,
