@@ -160,7 +160,7 @@ class Generation:
         inputs = (*rounds, self._client.membership.snapshot(), self.rounds.trained)
         if len(inputs) != len(self._live_from) or any(map(is_not, inputs, self._live_from)):
             counts = counting_round(rounds, self._client.membership.snapshot())
-            if counts is not None and self.rounds.trained:
+            if counts is not None and counts.first and self.rounds.trained:
                 counts = replace(counts, first=False)
             self._live_from, self._live = inputs, LiveRounds(counts, own(rounds, self._member))
         return self._live

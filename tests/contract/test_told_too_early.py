@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decisions by a watch that was told of progress ahead of its events, as etcd 3.5.7 may tell it."""
+"""Writes by what is not true any more: of a watch that was told of progress ahead of its events, as
+etcd 3.5.7 may tell it, or of a registration that another sidecar has."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import pytest
 
 from launcher_shim.c10d.rounds.decision_loop import RoundKey
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
+from launcher_shim.c10d.rounds.own_node import OwnNode
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from rdzv.drain.decision import decide
@@ -46,9 +48,9 @@ class Sidecar:
     def __post_init__(self) -> None:
         client = JobClient.of(self.store, KEYS, clock=lambda: NOW_S)
         self.mirror, self.membership = client.mirror, client.membership
-        registered = Registered(HERE.member("a"), lambda: LEASE, self._again)
+        registered = Registered(HERE.member("a"), lambda: LEASE, self.again)
         self.rendezvous = Rendezvous(
-            Kernel(client, registered.fence, self._again, client.mirror.clock, Random(1)),
+            Kernel(client, registered.fence, self.again, client.mirror.clock, Random(1)),
             registered,
             member="a",
             drains=HERE.drains,
@@ -73,7 +75,7 @@ class Sidecar:
         return Round.from_kv(kvs[0]) if kvs else Round()
 
     @staticmethod
-    async def _again() -> bool:
+    async def again() -> bool:
         return True
 
 
@@ -107,6 +109,21 @@ async def test_i2_nobody_is_frozen_by_a_watch_that_was_told_of_what_it_was_not_s
     assert not (await sidecar.freeze()).complete
     await sidecar.read()
     assert (await sidecar.freeze()).complete
+
+
+async def test_i6_the_node_of_a_stale_incarnation_is_not_written(sidecar: Sidecar) -> None:
+    store, held = sidecar.store, Registered(HERE.member("a"), lambda: LEASE, sidecar.again)
+    own = OwnNode(
+        key=RUN.node("a"), round_key=RUN.round, store=store, registered=held, random=Random(1)
+    )
+    # Another sidecar has the name, and the lease of this one has not ended.
+    await store.lease_grant(LEASE + 1, 60)
+    await store.txn([], [Put(HERE.member("a"), b"{}", LEASE + 1)])
+    own.aim(replace(A, ask=2))
+    for _ in range(3):
+        await own.step()
+    (kv,) = (await store.range(RUN.node("a"))).kvs
+    assert Node.from_kv(kv).ask == A.ask
 
 
 def shows_alien(sidecar: Sidecar, revision: int) -> None:

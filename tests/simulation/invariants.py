@@ -20,7 +20,7 @@ from rdzv.records.drain import Commit, Drain
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Incarnation, Member, change_between
 from rdzv.records.troubles import Failure
-from rdzv.snapshot import Snapshot, listing_of
+from rdzv.snapshot import Snapshot
 from rdzv.store import WatchEvent
 from rdzv.store.interface import Interval
 from rdzv.store.memory.client import MemoryStore
@@ -87,7 +87,7 @@ class Invariants:
         engine = self._job.engine
         kvs = engine.read(Interval.of(KEYS.prefix, prefix=True))
         self.truth.replace(kvs, engine.revision)
-        self._unlisted |= self._ever_listed - self._listed(self.snapshot)
+        self._unlisted |= self._ever_listed - self._listed()
         self.splits.restored()
         self.rounds.restored()
         self.drains.restored()
@@ -217,7 +217,7 @@ class Invariants:
             self.break_(f"I12: {sender.member} takes {was.template_in_force} back")
 
     def _note_listed(self, before: Snapshot, after: Snapshot, sender: Sender | None) -> None:
-        listed = self._listed(after)
+        listed = self._listed()
         self._unlisted |= self._ever_listed - listed
         self._ever_listed |= listed
         self._went |= after.drains.keys()
@@ -225,8 +225,8 @@ class Invariants:
             gone = before.members.keys() - after.members.keys()
             self._went |= {before.members[name].pod_uid for name in gone}
 
-    def _listed(self, snapshot: Snapshot) -> set[str]:
-        return {member.pod_uid for member in listing_of(snapshot).listed}
+    def _listed(self) -> set[str]:
+        return {member.pod_uid for member in self.membership.listing().listed}
 
     # -- each turn
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from launcher_shim.c10d.rounds.decision import FIRST_S, FREE_STARTS, LONGEST_S
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.observations import START_MAX_S
-from rdzv.snapshot import Snapshot, listing_of
+from rdzv.snapshot import Snapshot
 from tests.simulation.network import FAIR
 from tests.simulation.nodes import LEASE_TTL_S
 from tests.simulation.pods import Pod, SimulatedJob
@@ -123,7 +123,7 @@ class Liveness:
         """UIDs of pods that worlds form without, each for no longer than until its next try."""
         truth, terms = self._truth(), self._job.shape.quarantine
         since_s, self._out_since_s = self._out_since_s, {}
-        for name in listing_of(truth).quarantined:
+        for name in self._job.invariants.membership.listing().quarantined:
             key = truth.members[name].pod_uid, truth.quarantines[name].pauses
             self._out_since_s[key] = since_s.get(key, now)
         another_is_tried = any(one.pauses and not one.out for one in truth.quarantines.values())

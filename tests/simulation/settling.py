@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from rdzv.snapshot import Snapshot, listing_of
 from tests.simulation.invariants import Invariants
 from tests.simulation.pods import Pod, SimulatedJob
 
@@ -19,10 +18,11 @@ UNDISTURBED_S = 20.0
 """For so long a world must have trained beside launchers that crash: they are let in at times."""
 
 
-def left_out(job: SimulatedJob, snapshot: Snapshot) -> Mapping[str, float]:
+def left_out(job: SimulatedJob, invariants: Invariants) -> Mapping[str, float]:
     """The pause of each member that worlds form without, in seconds."""
-    terms, records = job.shape.quarantine, snapshot.quarantines
-    return {name: terms.pause_s(records[name].pauses) for name in listing_of(snapshot).quarantined}
+    terms, records = job.shape.quarantine, invariants.snapshot.quarantines
+    marked = invariants.membership.listing().quarantined
+    return {name: terms.pause_s(records[name].pauses) for name in marked}
 
 
 def unsettled(
@@ -62,8 +62,7 @@ def _end(job: SimulatedJob, invariants: Invariants) -> str | None:
 
 
 def _members(job: SimulatedJob, invariants: Invariants) -> str | None:
-    snapshot = invariants.snapshot
-    listing = listing_of(snapshot)
+    snapshot, listing = invariants.snapshot, invariants.membership.listing()
     kept_out = (snapshot.members[name] for name in listing.quarantined)
     known = {member.pod_uid for member in (*listing.listed, *listing.standby, *kept_out)}
     for pod in job.present():

@@ -216,7 +216,7 @@ class Story:
         invariants, job = self.invariants, self.job
 
         def pauses() -> Mapping[str, float]:
-            return left_out(job, invariants.snapshot)
+            return left_out(job, invariants)
 
         await self._until_right(began_s, self._within_s, pauses, at_last=False)
 

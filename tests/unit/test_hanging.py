@@ -26,7 +26,6 @@ from launcher_shim.c10d.rounds.views import (
     HELD_MAX_S,
     View,
     held_for,
-    must_leave,
     view,
 )
 from launcher_shim.c10d.rounds.world import Reform
@@ -109,37 +108,6 @@ def test_a_silent_torchrun_of_a_world_that_ends_is_given_up_without_a_save(*, en
 def test_torch_has_time_to_stop_workers_that_can_be_stopped() -> None:
     shutdown_grace_s = 30.0
     assert POLICY.leave_s >= 3 * shutdown_grace_s
-
-
-@pytest.mark.parametrize(
-    ("me", "current", "membership", "leaves"),
-    [
-        (A, WORLD, members("abc"), False),
-        (A, ENDING, members("abc"), True),
-        (A, world(closed="failure"), members("abc"), True),
-        (A, world(closed="success", ends="it has lost d"), members("abc"), False),
-        (A, ENDING, members("bc", leaving="a"), True),
-        (A, ENDING, members("bc", leaving="a", granted="a"), False),
-        (replace(A, finished=True), world(ends="it has lost d", finishing=True), members(), False),
-        (A, WORLD, members("abc", ends_round=True), False),
-        (A, WORLD, members("ab", leaving="c", granted="c"), False),
-    ],
-    ids=[
-        "all well",
-        "it is to form again",
-        "closed by failure",
-        "closed by success",
-        "it leaves the job",
-        "it was let go",
-        "it has finished",
-        "a join was granted, and that is not written",
-        "another one was let go, and that is not written",
-    ],
-)
-def test_i11_a_world_is_left_once_that_is_written(
-    me: Node, current: Round, membership: RoundMembers, leaves: bool
-) -> None:
-    assert must_leave(run((me, B, C), current, membership=membership), me) == leaves
 
 
 @pytest.mark.parametrize("state", ["in", "asking"])

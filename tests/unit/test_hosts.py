@@ -17,7 +17,6 @@ from launcher_shim.hosts import (
     NUDGE_S,
     NUDGE_SHARE,
     SETTLE_S,
-    Host,
     HostList,
     follow,
     host_of,
@@ -355,10 +354,6 @@ def test_i4_a_host_vanishes_only_with_a_reason(
             assert name in left or (absent_for_s[name] >= CONFIRM_S and healthy_for_s >= CONFIRM_S)
         if before and not (before & left):
             assert shown
-
-
-def test_a_host_is_plain_data() -> None:
-    assert host_of(A) == Host(host_of(A).token, "a", 1, 3)  # type: ignore[union-attr]
 
 
 def test_a_paused_job_shows_no_host_and_then_the_same_again() -> None:

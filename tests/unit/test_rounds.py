@@ -49,11 +49,19 @@ def test_complete(asking: str, listed: str, completes: bool, reason: str) -> Non
     assert reason in decision.reason
 
 
-def test_the_first_to_ask_are_frozen_in_the_order_of_ranks() -> None:
-    asking = [node(m, revision=r) for m, r in zip("edcba", (1, 2, 3, 4, 5), strict=True)]
-    decision = decide(NOW, run(asking, listed="abcde"), WATCHED, POLICY)
+@pytest.mark.parametrize(
+    ("asking", "frozen"),
+    [
+        ([node(m, revision=r) for r, m in enumerate("edcba", 1)], "bcde"),
+        ([node(m, addr="same") for m in "ba"], "ab"),
+    ],
+    ids=["the first to ask", "equal descriptions"],
+)
+def test_nodes_are_frozen_in_the_order_of_ranks(asking: list[Node], frozen: str) -> None:
+    listed = "".join(one.member for one in asking)
+    decision = decide(NOW, run(asking, listed=listed), WATCHED, POLICY)
     assert decision.round is not None
-    assert [seat.member for seat in decision.round.frozen] == ["b", "c", "d", "e"]
+    assert [seat.member for seat in decision.round.frozen] == [*frozen]
 
 
 @pytest.mark.parametrize("asking", ["ab", "abcd"])
@@ -77,13 +85,6 @@ def test_since_when_a_member_is_in_a_life_of_the_job_does_not_change() -> None:
     for now in (NOW + 1, NOW + 2):
         seen = observe(now, seen, run(), POLICY, healthy_s=1, cut_off=True)
     assert seen.life_since_s == NOW
-
-
-def test_equal_descriptions_are_ranked_by_member() -> None:
-    asking = [node(m, addr="same") for m in "ba"]
-    decision = decide(NOW, run(asking, listed="ab"), WATCHED, POLICY)
-    assert decision.round is not None
-    assert [seat.member for seat in decision.round.frozen] == ["a", "b"]
 
 
 @pytest.mark.parametrize("membership", [members("ab"), members("abc", leaving="c")])
@@ -451,29 +452,30 @@ def test_one_that_has_finished_is_not_lost(done: Node, then: Node | None) -> Non
 
 
 @pytest.mark.parametrize(
-    ("b", "goes_on"),
+    ("b", "goes_on", "let_go"),
     [
-        (node("b", "in"), True),
-        (replace(node("b", "in"), finished=True), False),
-        (node("b", ask=2), True),
-        (node("b", "left", left="exit"), True),
-        (node("b", "left", left="closed"), False),
-        (node("b", "left", left="done"), False),
-        (node("b", nonce="other"), True),
-        (node("b", "left", nonce="other", left="closed"), False),
-        (node("b", "left", ask=2, left="closed"), True),
+        (node("b", "in"), True, False),
+        (replace(node("b", "in"), finished=True), False, False),
+        (node("b", ask=2), True, True),
+        (node("b", "left", left="exit"), True, True),
+        (node("b", "left", left="closed"), False, False),
+        (node("b", "left", left="done"), False, False),
+        (node("b", nonce="other"), True, False),
+        (node("b", "left", nonce="other", left="closed"), False, False),
+        (node("b", "left", ask=2, left="closed"), True, True),
+        (None, False, False),
     ],
 )
-def test_whether_one_of_the_world_goes_on_without_the_others(b: Node, goes_on: bool) -> None:
+def test_whether_one_of_the_world_goes_on_without_the_others(
+    b: Node | None, goes_on: bool, let_go: bool
+) -> None:
+    """``let_go``: whether it does though it was let go."""
     done = [replace(one, finished=True) for one in inside("a")]
-    snapshot = run([*done, b], world("ab", finishing=True))
-    standings = stand(NOW, snapshot, look(WATCHED, snapshot), POLICY)
-    assert somebody_goes_on(snapshot, standings) == goes_on
-
-
-def test_the_next_round_is_open_and_empty() -> None:
-    after = next_round(world("ab", finishing=True))
-    assert after == Round(4, mod_revision=50, former=("a", "b"))
+    snapshot = run([*done, *([b] if b else [])], world("ab", finishing=True), listed="ab")
+    gone = replace(snapshot, membership=members("a", leaving="b", granted="b"))
+    for seen, expected in ((snapshot, goes_on), (gone, let_go)):
+        standings = stand(NOW, seen, look(WATCHED, seen), POLICY)
+        assert somebody_goes_on(seen, standings) == expected
 
 
 # --- whatever comes ---

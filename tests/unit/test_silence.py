@@ -6,9 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -94,30 +92,6 @@ def test_another_round_is_another_beginning() -> None:
     one.train(100)
     pulse = one.pulse.beat("m:2", (replace(RANK, master="m:2"),), one.now_s)
     assert pulse.starts
-
-
-PLANTED = {"STARTS": 0, "TIMES": 0.0, "gcd": lambda *_: 1}
-
-
-@pytest.mark.parametrize("rule", PLANTED)
-def test_a_planted_bug_is_found(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent.stuck, rule, PLANTED[rule])
-    monkeypatch.setattr(agent.stuck, "STARTS_LOOKS", 0 if rule == "STARTS" else 3)
-    assert any(_fails(case) for case in CASES)
-
-
-def _fails(case: Callable[[], None]) -> bool:
-    try:
-        case()
-    except AssertionError:
-        return True
-    return False
-
-
-CASES: tuple[Callable[[], None], ...] = (
-    test_a_world_that_starts_may_compile_for_minutes,
-    partial(test_a_silence_is_ten_times_the_usual_report_and_thirty_seconds, 0.5, 100, 500),
-)
 
 
 PYTHONS = [sys.executable, *older_pythons()]

