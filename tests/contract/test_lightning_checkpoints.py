@@ -19,7 +19,7 @@ from muster.resuming import ALONE, world_tag
 from muster.saved_steps import CommittedStep
 from tests.support.launchers.refused import OWN_LAUNCHER
 from tests.support.ports import free_ports
-from tests.support.training.worker import SCRIPTS, START_S, worker
+from tests.support.training.worker import SCRIPTS, worker
 
 OWN = f"muster-{{}}-{ALONE}.ckpt"
 """A checkpoint of the callback's beside no sidecar."""
@@ -202,13 +202,11 @@ def test_every_rank_is_told_what_rank_0_has_found(tmp_path: Path) -> None:
     whole = save(tmp_path / "0" / "muster-10.ckpt", 10)
     save(tmp_path / "1" / "muster-7.ckpt", 7)
     (port,) = free_ports(1)
-    script = SCRIPTS / "choosing_rank.py"
     with ExitStack() as stack:
         ranks = [
             stack.enter_context(
                 worker(
-                    script,
-                    tmp_path / rank,
+                    *(SCRIPTS / "choosing_rank.py", tmp_path / rank),
                     run_dir=tmp_path,
                     master=f"127.0.0.1:{port}",
                     WORLD_SIZE="2",
@@ -218,7 +216,6 @@ def test_every_rank_is_told_what_rank_0_has_found(tmp_path: Path) -> None:
             )
             for rank in "01"
         ]
-        for process in ranks:
-            said, complaints = process.communicate(timeout=START_S)
-            assert process.returncode == 0, complaints
-            assert said == f"{whole} {whole} 2\n"
+        for rank in ranks:
+            assert rank.end() == 0, rank.complaints
+            assert rank.said == f"{whole} {whole} 2\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -55,7 +56,7 @@ def test_a_trainer_saves_parks_and_goes_on_from_there(
     idle = Gate(run="job", round=0, master=MASTER)
     pod.show(idle)
     loop = SCRIPTS / script
-    with worker(loop, *files, ENDLESS, run_dir=pod.run_dir, master=MASTER) as process:
+    with worker(loop, *files, ENDLESS, run_dir=pod.run_dir, master=MASTER) as rank:
         # A first attempt comes to nothing: what was saved does not count, training goes on.
         pod.until(lambda told: told.step >= 3, timeout_s=START_S)
         pod.show(replace(idle, epoch=1, phase="hold"))
@@ -75,17 +76,15 @@ def test_a_trainer_saves_parks_and_goes_on_from_there(
         pod.until(lambda told: told.acked == (2, step))
         last = LastCommit(step, 0, 2, tag=pod.told().tag)
         pod.show(replace(idle, epoch=2, phase="done", step=step, last_commit=last))
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(START_S) == -signal.SIGTERM
+        assert rank.terminate() == -signal.SIGTERM
     assert counted(log) == list(range(1, step + 1))
     # The next world goes on from there, also past what a save that was killed has left.
     steps = step + MORE_STEPS
     (checkpoints / f"checkpoint-{steps - 1}").mkdir()
     (checkpoints / "late.ckpt").mkdir()
     pod.show(replace(idle, round=1, master=NEXT_MASTER, epoch=2, last_commit=last))
-    with worker(loop, *files, str(steps), run_dir=pod.run_dir, master=NEXT_MASTER) as process:
-        _, complaints = process.communicate(timeout=START_S)
-        assert process.returncode == 0, complaints
+    with worker(loop, *files, str(steps), run_dir=pod.run_dir, master=NEXT_MASTER) as rank:
+        assert rank.end() == 0, rank.complaints
     assert counted(log) == list(range(1, steps + 1)), "no step is lost, none is trained twice"
     told = read_line(pod.run_dir / "progress" / "0.json")
     assert told is not None
@@ -99,51 +98,55 @@ def test_a_trainer_saves_parks_and_goes_on_from_there(
         ("lightning_loop.py", "*step={}.ckpt"),
     ],
 )
-def test_what_a_trainer_saves_by_itself_is_told_once_it_is_there(
+def test_i1_a_trainer_tells_what_it_saves_by_itself_until_it_is_cut_off(
     tmp_path: Path, script: str, checkpoint: str
 ) -> None:
+    """A step is told once its file is there; a later world's mark ends it at its next save."""
     pod = PodGate(tmp_path / "pod", MASTER)
     pod.show(Gate(run="job", round=0, master=MASTER))
     files = checkpoints, _ = tmp_path / "checkpoints", tmp_path / "log"
     loop = SCRIPTS / script
-    with worker(loop, *files, ENDLESS, run_dir=pod.run_dir, master=MASTER, SAVE_STEPS="5"):
+    with worker(loop, *files, ENDLESS, run_dir=pod.run_dir, master=MASTER, SAVE_STEPS="5") as rank:
         pod.until(lambda told: told.saved and told.saved[0] >= 10, timeout_s=START_S)
         told = pod.told()
         assert [step % 5 for step in told.saved] == [0] * len(told.saved)
         assert told.saved[0] <= told.step
         for step in told.saved:
             assert list(checkpoints.glob(checkpoint.format(step))), f"step {step} is not there"
-
-
-@pytest.mark.parametrize("script", ["transformers_loop.py", "lightning_loop.py"])
-def test_i1_a_trainer_that_was_cut_off_stops_at_its_next_save(tmp_path: Path, script: str) -> None:
-    pod = PodGate(tmp_path / "pod", MASTER)
-    pod.show(Gate(run="job", round=0, master=MASTER))
-    files = checkpoints, _ = tmp_path / "checkpoints", tmp_path / "log"
-    loop = SCRIPTS / script
-    with worker(loop, *files, ENDLESS, run_dir=pod.run_dir, master=MASTER, SAVE_STEPS="5") as rank:
-        pod.until(lambda told: told.saved, timeout_s=START_S)
-        assert (marked(str(checkpoints)), pod.told().tag) == (TAG, TAG)
+        assert (marked(str(checkpoints)), told.tag) == (TAG, TAG)
         mark(str(checkpoints), world_tag("job", 1, NEXT_MASTER))
-        _, complaints = rank.communicate(timeout=START_S)
-        assert rank.returncode == 1
-    assert "a later world of this job saves to" in complaints
+        assert rank.end() == 1
+    assert "a later world of this job saves to" in rank.complaints
 
 
-@pytest.mark.parametrize("how", ["with", pytest.param("without", marks=pytest.mark.long)])
-def test_a_second_trainer_trains_after_one_that_raised(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("entered", [True, False])
+def test_a_second_trainer_trains_after_one_that_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entered: bool
+) -> None:
+    from muster.transformers import MusterCallback
+    from tests.support.training.transformers_life import Net, trainer_of
+
+    class Failing(Net):
+        def forward(self, number: Any, given: Any) -> dict[str, Any]:
+            if len(self.seen) == 2 * 8:
+                raise MemoryError("played")
+            return super().forward(number, given)
+
     pod = PodGate(tmp_path / "run")
     pod.show(pod.gate)
-    loop = SCRIPTS / "retrying_loop.py"
-    with worker(loop, tmp_path / "out", how, run_dir=pod.run_dir) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "first\n"
-        told = pod.told()
-        assert (told.step, told.drain) == (2, how == "without")
-        said, complaints = process.communicate("go on\n", timeout=START_S)
-        assert process.returncode == 0, complaints
-        assert said.endswith("second\n")
-        assert (pod.told().step, pod.told().drain) == (3, False)
+    pod.be_rank(monkeypatch)
+
+    def train(net: Net, callback: MusterCallback) -> None:
+        trainer = trainer_of(tmp_path, 10**9, net=net, max_steps=3)
+        trainer.add_callback(callback)
+        trainer.train()
+
+    callback = MusterCallback(steps_only=True)
+    with pytest.raises(MemoryError), callback if entered else nullcontext():
+        train(Failing(), callback)
+    assert (pod.told().step, pod.told().drain) == (2, not entered)
+    train(Net(), MusterCallback(steps_only=True))
+    assert (pod.told().step, pod.told().drain) == (3, False)
 
 
 @pytest.mark.parametrize(
@@ -161,11 +164,10 @@ def test_a_trainer_that_begins_before_the_last_commit_makes_no_step(
     pod.show(Gate(run="job", round=0, master=MASTER, last_commit=LastCommit(50, 0, 1)))
     files = _, log = tmp_path / "checkpoints", tmp_path / "log"
     with worker(SCRIPTS / script, *files, ENDLESS, run_dir=pod.run_dir, master=MASTER) as rank:
-        _, complaints = rank.communicate(timeout=START_S)
-    assert rank.returncode == 1
-    assert "saved step 50, and training begins at step 1" in complaints
-    assert "CheckpointMissing: all ranks of this job have" in complaints
-    assert load in complaints
+        assert rank.end() == 1
+    assert "saved step 50, and training begins at step 1" in rank.complaints
+    assert "CheckpointMissing: all ranks of this job have" in rank.complaints
+    assert load in rank.complaints
     assert not log.exists()
 
 

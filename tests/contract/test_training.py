@@ -16,8 +16,6 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 
 import muster
-import muster.gate
-import muster.progress
 from muster.torch_parts import fault
 from rdzv.drain.gate import Gate
 from rdzv.records.drain import LastCommit
@@ -350,11 +348,8 @@ def test_a_state_that_no_checkpoint_gives_back_is_refused_at_the_first_save(tmp_
 def test_a_commit_that_is_not_in_the_directory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(muster.progress, "_file", None)
-    monkeypatch.setattr(muster.progress, "_looked", False)
-    monkeypatch.setattr(muster.gate, "_gate", None)
-    monkeypatch.setenv("MUSTER_RUN_DIR", str(tmp_path / "run"))
     pod = PodGate(tmp_path / "run", "")
+    pod.be_rank(monkeypatch)
     pod.show(Gate(run="job", master="", last_commit=LastCommit(40, 0, 1)))
     with pytest.raises(muster.CheckpointMissing, match="have saved step 40, and there is no"):
         Life(tmp_path / "empty").train()

@@ -171,9 +171,6 @@ def test_a_rank_of_a_world_that_is_over_leaves_the_file_to_the_next(tmp_path: Pa
         assert owner(tmp_path) == process.pid
 
 
-RANK_ROOT = Path(muster.__file__).parent
-
-
 def told(directory: Path, local_rank: int = 0) -> dict[str, object]:
     record = json.loads((directory / f"{local_rank}.json").read_text())
     assert isinstance(record, dict)
@@ -341,16 +338,8 @@ def test_a_directory_that_cannot_be_written_is_said_once_and_stops_nothing(
     ]
 
 
-@pytest.mark.parametrize("run_dir", [None, "there"])
-def test_a_script_tells_its_last_step_or_nothing_without_a_run_directory(
-    tmp_path: Path, run_dir: str | None
-) -> None:
-    environ = {"PYTHONPATH": str(RANK_ROOT.parent), "PYTHONWARNINGS": "error"}
-    if run_dir:
-        environ["MUSTER_RUN_DIR"] = str(tmp_path / run_dir)
+def test_a_script_tells_its_last_step(tmp_path: Path) -> None:
+    environ = {"PYTHONPATH": ROOT, "MUSTER_RUN_DIR": str(tmp_path), "PYTHONWARNINGS": "error"}
     script = "import muster\nfor step in range(1, 1001): muster.report_step(step)"
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environ, check=True)
-    if run_dir:
-        assert told(tmp_path / run_dir / "progress")["step"] == 1000
-    else:
-        assert list(tmp_path.iterdir()) == []
+    assert told(tmp_path / "progress")["step"] == 1000

@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import torch.distributed as dist
 
 from launcher_shim.rundir.rank_reports import read_whole
 from tests.support.training.survivor import Case, train, undisturbed
+from tests.support.training.worker import forks
 
 DEADLINE_S = 100.0
 
@@ -45,8 +45,7 @@ class Worlds:
         self._orders: dict[str, dict[str, Any]] = {}
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.processes: dict[str, Any] = {}
-        self._context = get_context("forkserver")
-        self._context.set_forkserver_preload([life.__module__])
+        self._context = forks()
 
     def __enter__(self) -> Worlds:
         return self
