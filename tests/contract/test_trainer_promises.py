@@ -55,6 +55,8 @@ TRANSFORMERS = [
 
 LIGHTNING = [
     ("base", ONCE, ONCE),
+    ("one_call", ONCE, ONCE),
+    ("one_call_that_names_the_world", "refused", "leave out devices, num_nodes, which follow from"),
     ("not_wired", "never 48, once 0, more 48", "has another batch sampler (BatchSampler)"),
     ("sampler_of_its_own", "48 never, 48 twice", "has another batch sampler (ElasticSampler)"),
     ("two_loaders", "the other one: 48 twice", "training loader 2 of 2 begins"),

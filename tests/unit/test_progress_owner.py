@@ -25,7 +25,6 @@ import muster.progress
 from agent.rundir.reports import is_gone, read_line, read_lines, read_ranks
 from launcher_shim.rundir.rank_reports import is_whole
 from muster.progress import BLOCK_BYTES, LOOK_LINES, ProgressFile
-from muster.resuming import world_tag
 from rdzv.records.progress import RankProgress
 
 ROOT = str(Path(muster.__file__).parents[1])
@@ -74,22 +73,25 @@ def rank(run_dir: Path, environ: Mapping[str, str], step: int = 41) -> ProgressF
 
 
 @pytest.mark.parametrize(
-    ("mine", "others"),
+    ("mine", "others", "stays"),
     [
-        pytest.param(RANK, RANK, id="a script that the rank starts"),
-        pytest.param(RANK, {}, id="kubectl exec"),
-        pytest.param({}, {}, id="without a launcher"),
+        pytest.param(RANK, RANK, True, id="a script that the rank starts"),
+        pytest.param(RANK, {}, True, id="kubectl exec"),
+        pytest.param({}, {}, True, id="without a launcher"),
+        pytest.param(RANK, NEXT_WORLD, False, id="the next world"),
+        pytest.param({}, RANK, False, id="a rank after a script without a launcher"),
+        pytest.param(HOROVOD, HOROVOD, False, id="Horovod gives a process another rank"),
     ],
 )
-def test_another_process_leaves_the_file_to_the_rank(
-    tmp_path: Path, mine: dict[str, str], others: dict[str, str]
+def test_another_process_takes_the_file_as_the_rank_of_another_world_alone(
+    tmp_path: Path, mine: dict[str, str], others: dict[str, str], stays: bool
 ) -> None:
     file = rank(tmp_path, mine)
     with another(tmp_path, others) as process:
-        assert owner(tmp_path) == os.getpid()
-        file.write(42)
-    assert process.stderr is not None
-    assert owner(tmp_path) == os.getpid()
+        assert owner(tmp_path) == (os.getpid() if stays else process.pid)
+        if stays:
+            file.write(42)
+    assert owner(tmp_path) == (os.getpid() if stays else process.pid)
 
 
 def test_it_says_once_that_it_takes_no_part(tmp_path: Path) -> None:
@@ -105,22 +107,6 @@ def test_it_says_once_that_it_takes_no_part(tmp_path: Path) -> None:
     ).stderr
     assert said.count("reports none and takes part in no drain") == 1
     assert f"process {os.getpid()} reports the steps of this rank" in said
-
-
-@pytest.mark.parametrize(
-    ("mine", "others"),
-    [
-        pytest.param(RANK, NEXT_WORLD, id="the next world"),
-        pytest.param({}, RANK, id="a rank after a script without a launcher"),
-        pytest.param(HOROVOD, HOROVOD, id="Horovod gives a process another rank"),
-    ],
-)
-def test_the_rank_of_another_world_takes_the_file(
-    tmp_path: Path, mine: dict[str, str], others: dict[str, str]
-) -> None:
-    rank(tmp_path, mine)
-    with another(tmp_path, others) as process:
-        assert owner(tmp_path) == process.pid
 
 
 def test_a_rank_that_has_ended_is_no_owner(tmp_path: Path) -> None:
@@ -229,21 +215,6 @@ def test_the_line_is_overwritten_where_it_is(tmp_path: Path) -> None:
     again = ProgressFile(str(tmp_path), {})
     again.write(4)
     assert path.stat().st_ino != inode, "the file of another process is never written into"
-
-
-def test_the_longest_line_has_the_length_of_the_first(tmp_path: Path) -> None:
-    """Otherwise the end of it would stay behind the next one."""
-    file = ProgressFile(str(tmp_path), {"TORCHELASTIC_RUN_ID": "j", "MASTER_ADDR": "h" * 253})
-    file.write(1)
-    first, most = (tmp_path / "0.json").stat().st_size, 10**18
-    file.take_tag(world_tag("job", most, file.rank.master))
-    for step in range(86):  # a cursor that stands still has the longest verdict
-        file.saved.add(most + step, "{}")
-    file.saver, file.answered = True, (most, most)
-    file.write(most + 86, True, False, most, (most, most), (most, "x" * 1000), True)
-    assert (tmp_path / "0.json").stat().st_size == first
-    (line,) = read_lines(tmp_path)
-    assert (len(line.saved), line.tag) == (4, file.tag)
 
 
 def test_what_is_told_is_read(tmp_path: Path) -> None:

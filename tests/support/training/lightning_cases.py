@@ -19,6 +19,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 from torch.utils.data import DataLoader
 
+import muster.lightning
 from muster.data import ElasticSampler
 from muster.lightning import MusterCallback, last_checkpoint
 
@@ -178,6 +179,22 @@ def bare_by_name(directory: Path) -> str:
     life(directory, 3, wired=False, loader=other, steps_only=True)
     _, trainer = life(directory, wired=False, loader=other, steps_only=True)
     return f"{trainer.global_step} steps"
+
+
+def one_call(directory: Path, **named: Any) -> str:
+    def seen(**given: Any) -> list[int]:
+        net = Net()
+        muster.lightning.fit(
+            net, DATA, directory=str(directory), global_batch=BATCH, save_every=1, logger=False,
+            enable_progress_bar=False, accelerator="cpu", **given,
+        )  # fmt: skip
+        return net.seen
+
+    return tally(seen(max_steps=2, micro_batch=5, **named) + seen(max_steps=6))
+
+
+def one_call_that_names_the_world(directory: Path) -> str:
+    return one_call(directory, num_nodes=2, devices=1)
 
 
 def base(directory: Path) -> str:
