@@ -19,7 +19,7 @@ from muster.resuming import ALONE, world_tag
 from muster.saved_steps import CommittedStep
 from tests.support.launchers.refused import OWN_LAUNCHER
 from tests.support.ports import free_ports
-from tests.support.training.worker import SCRIPTS, START_S, worker
+from tests.support.training.worker import SCRIPTS, worker
 
 OWN = f"muster-{{}}-{ALONE}.ckpt"
 """A checkpoint of the callback's beside no sidecar."""
@@ -172,28 +172,35 @@ def test_a_save_that_is_killed_leaves_no_checkpoint_and_the_next_clears_up(
     assert trainer.waited == 2, "for a plug-in that writes in the background"
 
 
-def test_ranks_that_would_each_train_alone_are_refused(
-    library: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As they would in silence, and save to the same files, where ``num_nodes`` is not given."""
-    started = RankIdentity({"TORCHELASTIC_RUN_ID": "job", "WORLD_SIZE": "2"})
-    monkeypatch.setattr(library, "own_file", lambda: SimpleNamespace(rank=started))
+@pytest.mark.parametrize(
+    ("environ", "fits", "wrong", "said"),
+    [
+        (
+            {"TORCHELASTIC_RUN_ID": "job", "WORLD_SIZE": "2"},
+            {"world_size": 2},
+            {"world_size": 1},
+            r"started 2 ranks, .* a world of 1: .*num_nodes",
+        ),
+        (
+            {},
+            {"world_size": 1},
+            {"world_size": 16, "num_devices": 8},
+            f"^{re.escape(OWN_LAUNCHER)}$",
+        ),
+    ],
+    ids=["each would train alone, without num_nodes", "of Lightning's own launcher"],
+)
+def test_ranks_that_make_no_world_of_muster_are_refused(
+    library: Any, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str],
+    fits: dict[str, int], wrong: dict[str, int], said: str,
+) -> None:  # fmt: skip
+    """They would train and save to the same files in silence. One alone, as in a notebook, may."""
+    own = SimpleNamespace(rank=RankIdentity(environ))
+    monkeypatch.setattr(library, "own_file", lambda: own)
     callback = library.MusterCallback("/shared")
-    callback.setup(SimpleNamespace(world_size=2), None, "fit")
-    with pytest.raises(ValueError, match=r"started 2 ranks, .* a world of 1: .*num_nodes"):
-        callback.setup(SimpleNamespace(world_size=1), None, "fit")
-
-
-def test_ranks_of_lightnings_own_launcher_are_refused(
-    library: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One rank alone, as in a notebook, is not."""
-    alone = RankIdentity({})
-    monkeypatch.setattr(library, "own_file", lambda: SimpleNamespace(rank=alone))
-    callback = library.MusterCallback("/shared")
-    callback.setup(SimpleNamespace(world_size=1), None, "fit")
-    with pytest.raises(ValueError, match=f"^{re.escape(OWN_LAUNCHER)}$"):
-        callback.setup(SimpleNamespace(world_size=16, num_devices=8), None, "fit")
+    callback.setup(SimpleNamespace(**fits), None, "fit")
+    with pytest.raises(ValueError, match=said):
+        callback.setup(SimpleNamespace(**wrong), None, "fit")
 
 
 def test_every_rank_is_told_what_rank_0_has_found(tmp_path: Path) -> None:
@@ -202,13 +209,11 @@ def test_every_rank_is_told_what_rank_0_has_found(tmp_path: Path) -> None:
     whole = save(tmp_path / "0" / "muster-10.ckpt", 10)
     save(tmp_path / "1" / "muster-7.ckpt", 7)
     (port,) = free_ports(1)
-    script = SCRIPTS / "choosing_rank.py"
     with ExitStack() as stack:
         ranks = [
             stack.enter_context(
                 worker(
-                    script,
-                    tmp_path / rank,
+                    *(SCRIPTS / "choosing_rank.py", tmp_path / rank),
                     run_dir=tmp_path,
                     master=f"127.0.0.1:{port}",
                     WORLD_SIZE="2",
@@ -218,7 +223,6 @@ def test_every_rank_is_told_what_rank_0_has_found(tmp_path: Path) -> None:
             )
             for rank in "01"
         ]
-        for process in ranks:
-            said, complaints = process.communicate(timeout=START_S)
-            assert process.returncode == 0, complaints
-            assert said == f"{whole} {whole} 2\n"
+        for rank in ranks:
+            assert rank.end() == 0, rank.complaints
+            assert rank.said == f"{whole} {whole} 2\n"

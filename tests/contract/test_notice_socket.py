@@ -180,18 +180,6 @@ async def test_clients_that_say_nothing_or_leave_disturb_nobody() -> None:
         assert json.loads(await one.say(GOOD))["phase"] == "noted"
 
 
-async def test_many_clients_are_told_at_once() -> None:
-    async with desk() as one:
-        clients = [await one.connect() for _ in range(20)]
-        for _, writer in clients:
-            writer.write(GOOD)
-        await one.taken(20)
-        one.stand(RELEASED)
-        for reader, writer in clients:
-            assert json.loads(await reader.readline())["phase"] == "released"
-            writer.close()
-
-
 async def test_beyond_its_bound_a_client_is_sent_away_and_may_come_back() -> None:
     async with desk() as one:
         clients = [await one.connect() for _ in range(CONNECTIONS_MAX)]

@@ -166,27 +166,6 @@ async def test_a_sign_that_came_and_one_that_went_while_nobody_looked_count_at_t
         await job.until_drains("")
 
 
-async def test_a_condition_of_the_node_is_a_drain_until_it_goes(
-    fake: FakeApi, store: Store
-) -> None:
-    job = StoredJob(store)
-    await job.begin(fake)
-
-    async def shows(status: str) -> None:
-        condition = {"type": "PreemptionScheduled", "status": status, "message": "at 05:41"}
-        await fake.put(NODE, {**fake.objects[NODE], "status": {"conditions": [condition]}})
-
-    await shows("False")
-    async with asking(fake, store):
-        await shows("True")
-        found = await job.until_drains("abc")
-        assert {one.reason for one in found.values()} == {
-            "node north has the condition PreemptionScheduled"
-        }
-        await shows("False")
-        await job.until_drains("")
-
-
 async def test_a_preemption_is_noted_in_the_drain_of_a_pod_that_is_being_ended(
     fake: FakeApi, store: Store
 ) -> None:

@@ -18,8 +18,6 @@ from tests.support.sidecars.ranks import Loop
 
 pytestmark = pytest.mark.virtual
 
-EVERY_20 = Loop(saves_every=20)
-
 
 def reports(one: Job) -> dict[str, PodSaves]:
     """What the pods tell of their saves, as the store has it."""

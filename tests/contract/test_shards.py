@@ -20,7 +20,6 @@ from rdzv.records.shards import PodShards
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now
-from tests.support.sidecars.jobs import Unreliable
 from tests.support.sidecars.shards import Pod, Rank, World, pods, repeated_or_lost
 from tests.support.store.backend import Backend
 
@@ -83,27 +82,6 @@ async def test_what_a_pod_held_that_is_gone_goes_to_others_and_its_word_counts_n
         while reply.wait:
             reply = await straggler.ask(0)
         assert "went to others" in reply.lost
-
-
-@pytest.mark.virtual
-@pytest.mark.parametrize("seed", range(5))
-async def test_requests_and_answers_that_are_lost_on_the_way_change_nothing(seed: int) -> None:
-    engine = MemoryEngine()
-
-    def disturbed(name: str) -> MemoryStore:
-        return MemoryStore(engine, faults=Unreliable(seed * 10 + ord(name), 0.2))
-
-    async with pods(lambda: MemoryStore(engine), "job", "abc", now, disturbed) as made:
-        start, history = 0, list[tuple[int, int]]()
-        for number, names in enumerate(("abc", "ab", "c", "abc")):
-            one = world(made, names, number, start, history)
-            await one.epoch(steps=15)
-            start = await one.save()
-            history = one.history(start)
-            await one.epoch(steps=number)
-        last = world(made, "ac", 9, start, history)
-        await last.epoch()
-        assert repeated_or_lost(last.history(await last.save()), SIZE) == []
 
 
 @pytest.mark.virtual

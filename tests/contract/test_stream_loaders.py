@@ -10,7 +10,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from itertools import islice
-from multiprocessing import get_context
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -21,6 +20,7 @@ from torch.utils.data import DataLoader
 from muster.data import ElasticStream, elastic_stream
 from tests.support.training.pods import ROOT
 from tests.support.training.streamed import Streamed
+from tests.support.training.worker import forks
 
 pytestmark = [
     pytest.mark.torch,
@@ -39,9 +39,7 @@ def plain(stream: ElasticStream, workers: int) -> Any:
 
 def pickled(stream: ElasticStream, workers: int) -> Any:
     """Its workers are given the stream as spawned ones are, by a server that has torch already."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["torch", "muster.data", "tests.support.training.streamed"])
-    return DataLoader(stream, batch_size=None, num_workers=workers, multiprocessing_context=context)
+    return DataLoader(stream, batch_size=None, num_workers=workers, multiprocessing_context=forks())
 
 
 def stateful(stream: ElasticStream, workers: int) -> Any:
@@ -136,6 +134,7 @@ from torch.utils.data import DataLoader
 import muster
 from tests.support.training.pods import ROOT
 from tests.support.training.streamed import Streamed
+from tests.support.training.worker import forks
 
 def load_dataset(kind, **given):
     assert given.pop("streaming")

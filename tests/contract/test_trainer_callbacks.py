@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -20,153 +21,173 @@ from muster.resuming import mark, marked, world_tag
 from rdzv.drain.gate import Gate
 from rdzv.records.drain import LastCommit
 from tests.support.sidecars.pod_gate import PodGate
-from tests.support.training.survivor import BATCH, ROWS
 from tests.support.training.worker import SCRIPTS, START_S, worker
 from tests.support.training.worlds import Worlds
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
-MORE_STEPS = 100
+MORE_STEPS = 20
 """What the next world trains from where the one before it ended."""
-
-ENDLESS = "1000000"
-"""Steps of a run that is ended on the way."""
 
 MASTER, NEXT_MASTER = "10.0.0.7:40123", "10.0.0.8:40999"
 TAG = world_tag("job", 0, MASTER)
+IDLE = Gate(run="job", round=0, master=MASTER)
 
 
-def counted(log: Path) -> list[int]:
-    return [int(line) for line in log.read_text().split()]
+class Training:
+    """A Trainer in the one rank of a pod, whose weight counts down by one a step."""
+
+    def __init__(self, tmp_path: Path, library: str) -> None:
+        self.checkpoints, self._log = tmp_path / "checkpoints", tmp_path / "log"
+        self._log.mkdir()
+        self._words = SCRIPTS / "trainers_loop.py", library
+        self.pod = PodGate(tmp_path / "pod", MASTER)
+        self.pod.show(IDLE)
+
+    def __call__(self, master: str = MASTER, *, every: int = 10**6, steps: int = 0) -> Any:
+        """Start it; it saves by itself ``every`` so many steps, and ends after ``steps``."""
+        return worker(
+            *self._words,
+            run_dir=self.pod.run_dir,
+            master=master,
+            CHECKPOINT_DIR=str(self.checkpoints),
+            DRAIN_LOOP_ACCUMULATE="2",
+            DRAIN_LOOP_ALL_EVERY=str(every),
+            DRAIN_LOOP_STEPS=str(steps),
+            STEP_LOOP_DIR=str(self._log),
+            STEP_LOOP_NODE="a",
+            STEP_LOOP_STOP="/nonexistent",
+            **{"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
+        )
+
+    @property
+    def made(self) -> list[int]:
+        """The steps that were made, of all processes."""
+        lines = [one for log in self._log.iterdir() for one in log.read_text().splitlines()]
+        return [
+            int(line.split()[1]) for line in sorted(lines, key=lambda one: float(one.split()[0]))
+        ]
 
 
 @pytest.mark.parametrize(
-    ("script", "checkpoint"),
+    ("library", "checkpoint"),
     [
-        ("transformers_loop.py", "checkpoint-{}/trainer_state.json"),
-        ("lightning_loop.py", f"muster-{{}}-{TAG}.ckpt"),
+        ("transformers", "checkpoint-{}/trainer_state.json"),
+        ("lightning", f"muster-{{}}-{TAG}.ckpt"),
     ],
 )
 def test_a_trainer_saves_parks_and_goes_on_from_there(
-    tmp_path: Path, script: str, checkpoint: str
+    tmp_path: Path, library: str, checkpoint: str
 ) -> None:
-    files = checkpoints, log = tmp_path / "checkpoints", tmp_path / "log"
-    pod = PodGate(tmp_path / "pod", MASTER)
-    idle = Gate(run="job", round=0, master=MASTER)
-    pod.show(idle)
-    loop = SCRIPTS / script
-    with worker(loop, *files, ENDLESS, run_dir=pod.run_dir, master=MASTER) as process:
+    training = Training(tmp_path, library)
+    pod, checkpoints = training.pod, training.checkpoints
+    with training() as rank:
         # A first attempt comes to nothing: what was saved does not count, training goes on.
         pod.until(lambda told: told.step >= 3, timeout_s=START_S)
-        pod.show(replace(idle, epoch=1, phase="hold"))
+        pod.show(replace(IDLE, epoch=1, phase="hold"))
         pod.until(lambda told: told.held)
         first = pod.told().step + 2
-        pod.show(replace(idle, epoch=1, phase="commit", step=first))
+        pod.show(replace(IDLE, epoch=1, phase="commit", step=first))
         pod.until(lambda told: told.acked == (1, first))
         assert (checkpoints / checkpoint.format(first)).exists()
-        assert counted(log) == list(range(1, first + 1)), "boundaries are optimizer steps"
-        pod.show(replace(idle, epoch=1, phase="void"))
+        assert training.made == list(range(1, first + 1)), "boundaries are optimizer steps"
+        pod.show(replace(IDLE, epoch=1, phase="void"))
         # A second one succeeds, and SIGTERM ends a parked rank whatever handler it has.
         pod.until(lambda told: told.step > first)
-        pod.show(replace(idle, epoch=2, phase="hold"))
+        pod.show(replace(IDLE, epoch=2, phase="hold"))
         pod.until(lambda told: told.held)
         step = pod.told().step + 5
-        pod.show(replace(idle, epoch=2, phase="commit", step=step))
+        pod.show(replace(IDLE, epoch=2, phase="commit", step=step))
         pod.until(lambda told: told.acked == (2, step))
         last = LastCommit(step, 0, 2, tag=pod.told().tag)
-        pod.show(replace(idle, epoch=2, phase="done", step=step, last_commit=last))
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(START_S) == -signal.SIGTERM
-    assert counted(log) == list(range(1, step + 1))
+        pod.show(replace(IDLE, epoch=2, phase="done", step=step, last_commit=last))
+        assert rank.terminate() == -signal.SIGTERM
+    assert training.made == list(range(1, step + 1))
     # The next world goes on from there, also past what a save that was killed has left.
     steps = step + MORE_STEPS
     (checkpoints / f"checkpoint-{steps - 1}").mkdir()
     (checkpoints / "late.ckpt").mkdir()
-    pod.show(replace(idle, round=1, master=NEXT_MASTER, epoch=2, last_commit=last))
-    with worker(loop, *files, str(steps), run_dir=pod.run_dir, master=NEXT_MASTER) as process:
-        _, complaints = process.communicate(timeout=START_S)
-        assert process.returncode == 0, complaints
-    assert counted(log) == list(range(1, steps + 1)), "no step is lost, none is trained twice"
+    pod.show(replace(IDLE, round=1, master=NEXT_MASTER, epoch=2, last_commit=last))
+    with training(NEXT_MASTER, steps=steps) as rank:
+        assert rank.end() == 0, rank.complaints
+    assert training.made == list(range(1, steps + 1)), "no step is lost, none is trained twice"
     told = read_line(pod.run_dir / "progress" / "0.json")
     assert told is not None
     assert (told.step, told.drain) == (steps, False)
 
 
 @pytest.mark.parametrize(
-    ("script", "checkpoint"),
-    [
-        ("transformers_loop.py", "checkpoint-{}/trainer_state.json"),
-        ("lightning_loop.py", "*step={}.ckpt"),
-    ],
+    ("library", "checkpoint"),
+    [("transformers", "checkpoint-{}/trainer_state.json"), ("lightning", "*step={}.ckpt")],
 )
-def test_what_a_trainer_saves_by_itself_is_told_once_it_is_there(
-    tmp_path: Path, script: str, checkpoint: str
+def test_i1_a_trainer_tells_what_it_saves_by_itself_until_it_is_cut_off(
+    tmp_path: Path, library: str, checkpoint: str
 ) -> None:
-    pod = PodGate(tmp_path / "pod", MASTER)
-    pod.show(Gate(run="job", round=0, master=MASTER))
-    files = checkpoints, _ = tmp_path / "checkpoints", tmp_path / "log"
-    loop = SCRIPTS / script
-    with worker(loop, *files, ENDLESS, run_dir=pod.run_dir, master=MASTER, SAVE_STEPS="5"):
+    """A step is told once its file is there; a later world's mark ends it at its next save."""
+    training = Training(tmp_path, library)
+    pod, checkpoints = training.pod, training.checkpoints
+    with training(every=5) as rank:
         pod.until(lambda told: told.saved and told.saved[0] >= 10, timeout_s=START_S)
         told = pod.told()
         assert [step % 5 for step in told.saved] == [0] * len(told.saved)
         assert told.saved[0] <= told.step
         for step in told.saved:
             assert list(checkpoints.glob(checkpoint.format(step))), f"step {step} is not there"
-
-
-@pytest.mark.parametrize("script", ["transformers_loop.py", "lightning_loop.py"])
-def test_i1_a_trainer_that_was_cut_off_stops_at_its_next_save(tmp_path: Path, script: str) -> None:
-    pod = PodGate(tmp_path / "pod", MASTER)
-    pod.show(Gate(run="job", round=0, master=MASTER))
-    files = checkpoints, _ = tmp_path / "checkpoints", tmp_path / "log"
-    loop = SCRIPTS / script
-    with worker(loop, *files, ENDLESS, run_dir=pod.run_dir, master=MASTER, SAVE_STEPS="5") as rank:
-        pod.until(lambda told: told.saved, timeout_s=START_S)
-        assert (marked(str(checkpoints)), pod.told().tag) == (TAG, TAG)
+        assert (marked(str(checkpoints)), told.tag) == (TAG, TAG)
         mark(str(checkpoints), world_tag("job", 1, NEXT_MASTER))
-        _, complaints = rank.communicate(timeout=START_S)
-        assert rank.returncode == 1
-    assert "a later world of this job saves to" in complaints
+        assert rank.end() == 1
+    assert "a later world of this job saves to" in rank.complaints
 
 
-@pytest.mark.parametrize("how", ["with", pytest.param("without", marks=pytest.mark.long)])
-def test_a_second_trainer_trains_after_one_that_raised(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("entered", [True, False])
+def test_a_second_trainer_trains_after_one_that_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entered: bool
+) -> None:
+    from muster.transformers import MusterCallback
+    from tests.support.training.transformers_life import Net, trainer_of
+
+    class Failing(Net):
+        def forward(self, number: Any, given: Any) -> dict[str, Any]:
+            if len(self.seen) == 2 * 8:
+                raise MemoryError("played")
+            return super().forward(number, given)
+
     pod = PodGate(tmp_path / "run")
     pod.show(pod.gate)
-    loop = SCRIPTS / "retrying_loop.py"
-    with worker(loop, tmp_path / "out", how, run_dir=pod.run_dir) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "first\n"
-        told = pod.told()
-        assert (told.step, told.drain) == (2, how == "without")
-        said, complaints = process.communicate("go on\n", timeout=START_S)
-        assert process.returncode == 0, complaints
-        assert said.endswith("second\n")
-        assert (pod.told().step, pod.told().drain) == (3, False)
+    pod.be_rank(monkeypatch)
+
+    def train(net: Net, callback: MusterCallback) -> None:
+        trainer = trainer_of(tmp_path, 10**9, net=net, max_steps=3)
+        trainer.add_callback(callback)
+        trainer.train()
+
+    callback = MusterCallback(steps_only=True)
+    with pytest.raises(MemoryError), callback if entered else nullcontext():
+        train(Failing(), callback)
+    assert (pod.told().step, pod.told().drain) == (2, not entered)
+    train(Net(), MusterCallback(steps_only=True))
+    assert (pod.told().step, pod.told().drain) == (3, False)
 
 
 @pytest.mark.parametrize(
-    ("script", "load"),
+    ("library", "load"),
     [
-        ("transformers_loop.py", "give train() resume_from_checkpoint=last_checkpoint("),
-        ("lightning_loop.py", "give fit() ckpt_path=last_checkpoint("),
+        ("transformers", "give train() resume_from_checkpoint=last_checkpoint("),
+        ("lightning", "give fit() ckpt_path=last_checkpoint("),
     ],
 )
 def test_a_trainer_that_begins_before_the_last_commit_makes_no_step(
-    tmp_path: Path, script: str, load: str
+    tmp_path: Path, library: str, load: str
 ) -> None:
     """As without ``resume_from_checkpoint``, or with ``ckpt_path="last"``."""
-    pod = PodGate(tmp_path / "pod", MASTER)
-    pod.show(Gate(run="job", round=0, master=MASTER, last_commit=LastCommit(50, 0, 1)))
-    files = _, log = tmp_path / "checkpoints", tmp_path / "log"
-    with worker(SCRIPTS / script, *files, ENDLESS, run_dir=pod.run_dir, master=MASTER) as rank:
-        _, complaints = rank.communicate(timeout=START_S)
-    assert rank.returncode == 1
-    assert "saved step 50, and training begins at step 1" in complaints
-    assert "CheckpointMissing: all ranks of this job have" in complaints
-    assert load in complaints
-    assert not log.exists()
+    training = Training(tmp_path, library)
+    training.pod.show(replace(IDLE, last_commit=LastCommit(50, 0, 1)))
+    with training() as rank:
+        assert rank.end() == 1
+    assert "saved step 50, and training begins at step 1" in rank.complaints
+    assert "CheckpointMissing: all ranks of this job have" in rank.complaints
+    assert load in rank.complaints
+    assert not training.made
 
 
 DIES_AT = 12
@@ -179,10 +200,8 @@ def test_i12_i13_a_trainer_lives_through_a_loss_a_join_and_a_drain(
 ) -> None:
     life = import_module(f"tests.support.training.{trainer}_survivor").train
     with Worlds(tmp_path, life=life) as worlds:
-        worlds.start("a", "b")
         worlds.start("c", **{dies: DIES_AT})
-        worlds.ready(*"abc")
-        assert worlds.form(*"abc"), worlds.shown()
+        worlds.begin(*"abc")
         worlds.until(lambda: worlds.is_dead("c"), "c dies amid a step")
         worlds.lose("c")
         worlds.start("d")
@@ -190,14 +209,8 @@ def test_i12_i13_a_trainer_lives_through_a_loss_a_join_and_a_drain(
         worlds.at(worlds.told("a")["step"] + 3)
         worlds.leave("a")
         worlds.at(worlds.told("b")["step"] + 3)
-        last = worlds.end()
-        worlds.check(last)
+        worlds.check_rows(worlds.finish(compared=False))
         assert {*worlds.digests()} == {1, 2, 3, 4}
-        by_step, steps = worlds.rows(), ROWS // BATCH
-        assert [len(by_step[step]) for step in range(1, last + 1)] == [BATCH] * last
-        for epoch in range(last // steps):
-            rows = Counter(row for at in range(steps) for row in by_step[epoch * steps + at + 1])
-            assert rows == Counter(range(ROWS))
 
 
 @pytest.mark.parametrize("trainer", ["transformers", "lightning"])

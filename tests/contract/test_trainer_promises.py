@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import subprocess
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib import import_module
@@ -18,7 +17,7 @@ from rdzv.drain.gate import Gate
 from rdzv.records.drain import LastCommit
 from tests.support.ports import free_ports
 from tests.support.sidecars.pod_gate import PodGate
-from tests.support.training.worker import ROOT, START_S, worker
+from tests.support.training.worker import ROOT, Worker, worker
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
@@ -56,6 +55,8 @@ TRANSFORMERS = [
 
 LIGHTNING = [
     ("base", ONCE, ONCE),
+    ("one_call", ONCE, ONCE),
+    ("one_call_that_names_the_world", "refused", "leave out devices, num_nodes, which follow from"),
     ("not_wired", "never 48, once 0, more 48", "has another batch sampler (BatchSampler)"),
     ("sampler_of_its_own", "48 never, 48 twice", "has another batch sampler (ElasticSampler)"),
     ("two_loaders", "the other one: 48 twice", "training loader 2 of 2 begins"),
@@ -100,7 +101,7 @@ def outcome(library: str, case: str, directory: Path, caplog: pytest.LogCaptureF
     cases = import_module(f"tests.support.training.{library}_cases")
     with caplog.at_level(logging.INFO, "muster"):
         try:
-            found = str(getattr(cases, case)(directory))
+            found = str((cases.CASES.get(case) or getattr(cases, case))(directory))
         except ValueError as error:
             found = str(error)
     assert "is behind" not in caplog.text, "the callback counts each step at its boundary"
@@ -149,9 +150,7 @@ MODELS = ("torch_digits.py", "torch_dcp.py")
 """Those of them that train one."""
 
 
-def training(
-    pod: PodGate, example: str, length: int
-) -> AbstractContextManager[subprocess.Popen[str]]:
+def training(pod: PodGate, example: str, length: int) -> AbstractContextManager[Worker]:
     """Run an example as the only worker of the round that the pod's gate is of."""
     option = "--epochs" if EXAMPLES[example] > 1 else "--steps"
     return worker(
@@ -173,7 +172,7 @@ def test_an_example_goes_on_from_the_step_that_all_have_saved(tmp_path: Path, ex
     idle = Gate(run="job", round=0, master=rounds[0])
     pod.show(idle)
     # So long that it does not end by itself.
-    with training(pod, example, 1_000_000) as process:
+    with training(pod, example, 1_000_000) as rank:
         pod.until(lambda told: told.step >= 3)
         pod.show(replace(idle, epoch=1, phase="hold"))
         pod.until(lambda told: told.held)
@@ -181,15 +180,13 @@ def test_an_example_goes_on_from_the_step_that_all_have_saved(tmp_path: Path, ex
         pod.show(replace(idle, epoch=1, phase="commit", step=step))
         pod.until(lambda told: told.acked == (1, step))
         tag = pod.told().tag
-        process.terminate()
-        assert process.wait(START_S) == -signal.SIGTERM
+        assert rank.terminate() == -signal.SIGTERM
     assert tag == world_tag("job", 0, rounds[0])
     last = LastCommit(step, 0, 1, tag=tag)
     pod.show(replace(idle, round=1, master=rounds[1], epoch=1, last_commit=last))
-    with training(pod, example, (step + 80) // EXAMPLES[example]) as process:
-        said, complaints = process.communicate(timeout=START_S)
-    assert process.returncode == 0, complaints
-    assert f"starts at step {step}\n" in said
+    with training(pod, example, (step + 80) // EXAMPLES[example]) as rank:
+        assert rank.end() == 0, rank.complaints
+    assert f"starts at step {step}\n" in rank.said
 
 
 @pytest.mark.parametrize("former", [True, False])
@@ -203,14 +200,14 @@ def test_an_example_that_finds_an_empty_directory_trains_in_a_new_life_alone(
     pod = PodGate(tmp_path, f"127.0.0.1:{port}")
     last = LastCommit(60, 0, 1)
     pod.show(Gate(run="job", master=pod.master, last_commit=last, of_former_life=former))
-    with training(pod, example, 1) as process:
-        said, complaints = process.communicate(timeout=START_S)
+    with training(pod, example, 1) as rank:
+        status = rank.end()
     if former:
-        assert process.returncode == 0, complaints
-        assert "starts at step 0\n" in said
+        assert status == 0, rank.complaints
+        assert "starts at step 0\n" in rank.said
     else:
         # torch sometimes aborts where an error ends a process that has a group.
-        assert process.returncode != 0, said
-        (line,) = [one for one in complaints.splitlines() if "CheckpointMissing: " in one]
+        assert status != 0, rank.said
+        (line,) = [one for one in rank.complaints.splitlines() if "CheckpointMissing: " in one]
         assert "all ranks of this job have saved step 60" in line
         assert "or run `muster forget`" in line

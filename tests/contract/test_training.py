@@ -16,8 +16,6 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 
 import muster
-import muster.gate
-import muster.progress
 from muster.torch_parts import fault
 from rdzv.drain.gate import Gate
 from rdzv.records.drain import LastCommit
@@ -97,17 +95,16 @@ def test_i12_rows_that_are_added_are_trained_in_the_epoch_that_has_begun(tmp_pat
     )
 
 
-def test_a_run_that_has_ended_trains_nothing_more(tmp_path: Path) -> None:
-    Life(tmp_path).train()
-    again = Life(tmp_path).train()
-    assert (again.seen, again.training.steps) == ([], ROWS // BATCH)
-    assert again.training.epoch == 1
-
-
-def test_max_steps_ends_the_last_life_too(tmp_path: Path) -> None:
-    for expected in (3, 0):
-        life = Life(tmp_path, max_steps=3).train()
-        assert (len(life.seen), life.training.steps) == (expected * BATCH, 3)
+@pytest.mark.parametrize(
+    ("given", "steps", "epoch"), [({}, ROWS // BATCH, 1), ({"max_steps": 3}, 3, 0)]
+)
+def test_a_run_that_has_ended_trains_nothing_more(
+    tmp_path: Path, given: dict[str, Any], steps: int, epoch: int
+) -> None:
+    for trained in (steps * BATCH, 0):
+        life = Life(tmp_path, **given).train()
+        assert (len(life.seen), life.training.steps) == (trained, steps)
+    assert life.training.epoch == epoch
 
 
 def raises(life: Life) -> None:
@@ -301,14 +298,18 @@ def test_with_muster_checks_warn_it_is_logged(
     assert "none of the model's parameters" in caplog.text
 
 
+def saved(directory: Path) -> list[int]:
+    """The steps of the whole checkpoints."""
+    return sorted(int(path.parent.name[-8:]) for path in directory.glob("*/muster.json"))
+
+
 def test_the_newest_checkpoints_stay_and_the_last_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     committed = muster.CommittedStep(1, tag=muster.save_tag())
     monkeypatch.setattr("muster.checkpoints.last_commit", lambda: committed)
     Life(tmp_path, save_every=1, keep=2).train()
-    steps = sorted(int(path.parent.name[-8:]) for path in tmp_path.glob("*/muster.json"))
-    assert steps == [1, 4, 5]
+    assert saved(tmp_path) == [1, 4, 5]
 
 
 def test_a_checkpoint_that_a_kill_leaves_half_removed_is_not_whole(
@@ -319,17 +320,12 @@ def test_a_checkpoint_that_a_kill_leaves_half_removed_is_not_whole(
 
     monkeypatch.setattr("muster.checkpoints.shutil.rmtree", interrupted)
     Life(tmp_path, save_every=1, keep=2).train()
-    steps = sorted(int(path.parent.name[-8:]) for path in tmp_path.glob("*/muster.json"))
-    assert steps == [4, 5]
+    assert saved(tmp_path) == [4, 5]
     assert "cannot remove the old checkpoint" in caplog.text
-
-
-def test_a_checkpoint_that_is_not_whole_is_passed_over(tmp_path: Path) -> None:
-    Life(tmp_path, save_every=1, keep=9).train()
+    # The newest of those that are left is passed over if it is not whole.
     (newest,) = tmp_path.glob("*-00000005/muster.json")
     newest.unlink()
-    life = Life(tmp_path).train()
-    assert len(life.seen) == BATCH
+    assert len(Life(tmp_path).train().seen) == BATCH
 
 
 class OfItsOwn:
@@ -350,11 +346,8 @@ def test_a_state_that_no_checkpoint_gives_back_is_refused_at_the_first_save(tmp_
 def test_a_commit_that_is_not_in_the_directory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(muster.progress, "_file", None)
-    monkeypatch.setattr(muster.progress, "_looked", False)
-    monkeypatch.setattr(muster.gate, "_gate", None)
-    monkeypatch.setenv("MUSTER_RUN_DIR", str(tmp_path / "run"))
     pod = PodGate(tmp_path / "run", "")
+    pod.be_rank(monkeypatch)
     pod.show(Gate(run="job", master="", last_commit=LastCommit(40, 0, 1)))
     with pytest.raises(muster.CheckpointMissing, match="have saved step 40, and there is no"):
         Life(tmp_path / "empty").train()
@@ -403,36 +396,3 @@ def test_accelerate_is_the_same_loop_or_refused(given: Any, said: str) -> None:
     found = fault_of_prepared(made, model, [optimizer])
     assert said in found
     assert bool(said) == bool(found)
-
-
-@pytest.mark.filterwarnings("ignore")  # of Lightning, about this machine
-def test_one_call_fits_with_lightning_and_goes_on_where_it_was(tmp_path: Path) -> None:
-    from lightning.pytorch import LightningModule
-
-    import muster.lightning
-
-    class Module(LightningModule):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.Linear(1, 1)
-            self.seen: list[int] = []
-
-        def training_step(self, batch: Any, _: int) -> Any:
-            self.seen += batch[0].tolist()
-            return self.net(batch[1]).mean()
-
-        def configure_optimizers(self) -> SGD:
-            return SGD(self.parameters(), 0.1)
-
-    def fit(**given: Any) -> list[int]:
-        module = Module()
-        rows = [(row, torch.tensor([1.0])) for row in range(ROWS)]
-        quiet = {"logger": False, "enable_progress_bar": False, "accelerator": "cpu"}
-        options = {"directory": str(tmp_path), "global_batch": BATCH, "save_every": 1, **quiet}
-        muster.lightning.fit(module, rows, **{**options, **given})
-        return module.seen
-
-    seen = fit(max_steps=2, micro_batch=5) + fit(max_steps=5)
-    assert Counter(seen) == Counter(range(ROWS))
-    with pytest.raises(ValueError, match="leave out devices, num_nodes, which follow from"):
-        fit(num_nodes=2, devices=1)

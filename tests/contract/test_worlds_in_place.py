@@ -6,27 +6,21 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.training.survivor import BATCH, ROWS
-from tests.support.training.worlds import Worlds
+from tests.support.training.worlds import NEAR, Worlds
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
-
-NEAR = 1e-5
 
 
 def joins_and_leaves(folder: Path, **given: Any) -> Worlds:
     """1 → 2 → 3 ranks, then rank 0 leaves."""
     with Worlds(folder, **given) as worlds:
         worlds.waits_s = 0.3
-        worlds.start("a")
-        worlds.ready("a")
-        assert worlds.form("a")
+        worlds.begin("a")
         worlds.at(3)
         for name in ("b", "c"):
             worlds.start(name)
@@ -34,10 +28,8 @@ def joins_and_leaves(folder: Path, **given: Any) -> Worlds:
             worlds.at(worlds.told("a")["step"] + 3)
         worlds.leave("a")
         worlds.at(worlds.told("b")["step"] + 3)
-        last = worlds.end()
-        worlds.check(last)
+        last = worlds.finish(compared=not given.get("norm"))
         if not given.get("norm"):
-            assert worlds.difference(last) < NEAR
             assert worlds.difference(last - 1) > NEAR
         return worlds
 
@@ -45,27 +37,21 @@ def joins_and_leaves(folder: Path, **given: Any) -> Worlds:
 def loses(folder: Path, lost: str, **given: Any) -> Worlds:
     """Three ranks, one of which is killed amid a collective; another one joins then."""
     with Worlds(folder, **given) as worlds:
-        worlds.start(*(one for one in "abc" if one != lost))
         worlds.start(lost, dies_at=9)
-        worlds.ready(*"abc")
-        assert worlds.form(*"abc")
+        worlds.begin(*"abc")
         worlds.until(lambda: worlds.is_dead(lost), f"{lost} dies")
         worlds.lose(lost)
         worlds.at(12)
         worlds.start("d")
         worlds.join("d")
-        last = worlds.end()
-        worlds.check(last)
-        assert worlds.difference(last) < NEAR
+        worlds.finish()
         return worlds
 
 
 def newcomer_dies(folder: Path, **given: Any) -> Worlds:
     """A newcomer dies in its first form; the others go on in the next world."""
     with Worlds(folder, **given) as worlds:
-        worlds.start(*"ab")
-        worlds.ready(*"ab")
-        assert worlds.form(*"ab")
+        worlds.begin(*"ab")
         worlds.at(3)
         worlds.start("c", dies_in_form=True)
         worlds.ready("c")
@@ -73,9 +59,7 @@ def newcomer_dies(folder: Path, **given: Any) -> Worlds:
         assert not worlds.form(*"abc", step=step)
         worlds.lose("c")
         worlds.at(step + 3)
-        last = worlds.end()
-        worlds.check(last)
-        assert worlds.difference(last) < NEAR
+        worlds.finish()
         assert {*worlds.digests()} == {1, 3}
         return worlds
 
@@ -83,9 +67,7 @@ def newcomer_dies(folder: Path, **given: Any) -> Worlds:
 def newcomer_fails(folder: Path, **given: Any) -> Worlds:
     """A newcomer cannot take the state at first, and can in the world after."""
     with Worlds(folder, **given) as worlds:
-        worlds.start(*"ab")
-        worlds.ready(*"ab")
-        assert worlds.form(*"ab")
+        worlds.begin(*"ab")
         worlds.at(3)
         worlds.start("c", raises_in_form=True)
         worlds.ready("c")
@@ -93,9 +75,7 @@ def newcomer_fails(folder: Path, **given: Any) -> Worlds:
         assert not worlds.form(*"abc", step=step)
         assert worlds.told("c").get("failed") == [2, "RuntimeError: no state could be taken"]
         worlds.lose(joined="c")
-        last = worlds.end()
-        worlds.check(last)
-        assert worlds.difference(last) < NEAR
+        worlds.finish()
         assert {*worlds.digests()} == {1, 3}
         return worlds
 
@@ -103,37 +83,25 @@ def newcomer_fails(folder: Path, **given: Any) -> Worlds:
 def freezes(folder: Path, **given: Any) -> Worlds:
     """A rank is stopped: the others' collective would last as long as Gloo's own timeout."""
     with Worlds(folder, **given) as worlds:
-        worlds.start(*"abc")
-        worlds.ready(*"abc")
-        assert worlds.form(*"abc")
+        worlds.begin(*"abc")
         worlds.at(5)
         os.kill(worlds.processes["b"].pid, signal.SIGSTOP)
         time.sleep(1.0)  # the others come to a collective without it
         worlds.lose("b")
-        last = worlds.end()
-        worlds.check(last)
-        assert worlds.difference(last) < NEAR
+        worlds.finish()
         return worlds
 
 
 def feeds(folder: Path, **given: Any) -> Worlds:
     """A loader reads ahead as a rank is killed, and as another one joins."""
     with Worlds(folder, fed=True, **given) as worlds:
-        worlds.start("a", "b")
         worlds.start("c", dies_at=9)
-        worlds.ready(*"abc")
-        assert worlds.form(*"abc")
+        worlds.begin(*"abc")
         worlds.until(lambda: worlds.is_dead("c"), "c dies")
         worlds.lose("c")
         worlds.start("d")
         worlds.join("d")
-        last = worlds.end(after=12)
-        worlds.check(last)
-        by_step, steps = worlds.rows(), ROWS // BATCH
-        for epoch in range(last // steps):
-            counted = Counter(row for at in range(steps) for row in by_step[epoch * steps + at + 1])
-            assert {*counted.values()} == {1}
-            assert len(counted) == ROWS
+        worlds.check_rows(worlds.finish(after=12, compared=False))
         return worlds
 
 
@@ -171,8 +139,7 @@ def test_i12_each_row_is_trained_once_an_epoch(tmp_path: Path) -> None:
 def test_a_scripts_own_exception_goes_on(tmp_path: Path) -> None:
     with Worlds(tmp_path) as worlds:
         worlds.start("a", raises_at=4)
-        worlds.ready("a")
-        assert worlds.form("a")
+        worlds.begin("a")
         worlds.until(lambda: worlds.is_dead("a"), "a ends")
         assert worlds.processes["a"].exitcode == 1
         assert not worlds.told("a").get("over")
@@ -182,8 +149,7 @@ def test_a_scripts_own_exception_goes_on(tmp_path: Path) -> None:
 def test_an_exception_that_breaks_a_step_each_time_goes_on(tmp_path: Path) -> None:
     with Worlds(tmp_path) as worlds:
         worlds.start("a", raises_at=4, fails_like_gloo=True)
-        worlds.ready("a")
-        assert worlds.form("a")
+        worlds.begin("a")
         for _ in range(2):
             worlds.until(lambda: worlds.told("a").get("broken") == worlds.number, "it breaks")
             worlds.lose()
@@ -198,17 +164,13 @@ def test_fifty_worlds_leave_no_descriptor_and_no_thread(tmp_path: Path) -> None:
         return len([*(process / "fd").iterdir()]), len([*(process / "task").iterdir()])
 
     with Worlds(tmp_path) as worlds:
-        worlds.start(*"ab")
-        worlds.ready(*"ab")
-        assert worlds.form(*"ab")
+        worlds.begin(*"ab")
         found = []
         for number in range(50):
             step = worlds.hold()
             found.append([held("a"), held("b")])
             assert worlds.form(*("ba" if number % 2 else "ab"), step=step)
-        last = worlds.end()
-        worlds.check(last)
-        assert worlds.difference(last) < NEAR
+        worlds.finish()
         for rank in (0, 1):
             # What is just being closed may be seen once more; a leak is one for each world.
             assert sum(found[-1][rank]) <= sum(found[5][rank]) + 5

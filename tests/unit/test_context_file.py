@@ -57,32 +57,30 @@ def run(*words: str, **environ: str) -> str:
     return done.stdout.strip()
 
 
-def test_without_a_cluster_the_default_store_is_used() -> None:
-    assert run("digits") == "default/digits at 127.0.0.1:2379"
-    assert GONE == []
-
-
-def test_a_kubeconfig_takes_the_command_to_its_cluster(home: Path) -> None:
-    with_kubeconfig(home)
-    assert run("digits", "-n", "team") == ""
-    assert [(ClusterOptions(None, None, "team"), "digits")] == GONE
+STORE = {"MUSTER_ETCD_ENDPOINTS": "e:1"}
 
 
 @pytest.mark.parametrize(
-    ("words", "environ"),
-    [(["--etcd-endpoints", "e:1"], {}), ([], {"MUSTER_ETCD_ENDPOINTS": "e:1"})],
-)
-def test_a_store_that_is_named_comes_first(
-    home: Path, words: list[str], environ: dict[str, str]
-) -> None:
-    with_kubeconfig(home)
-    assert run("digits", *words, **environ) == "default/digits at e:1"
-    assert GONE == []
-
-
-def test_a_cluster_that_is_named_comes_before_a_variable() -> None:
-    assert run("digits", "--context", "prod", MUSTER_ETCD_ENDPOINTS="e:1") == ""
-    assert [(ClusterOptions(None, "prod", None), "digits")] == GONE
+    ("kubeconfig", "words", "environ", "goes"),
+    [
+        (False, [], {}, "default/digits at 127.0.0.1:2379"),
+        (True, ["-n", "team"], {}, ClusterOptions(None, None, "team")),
+        (True, ["--etcd-endpoints", "e:1"], {}, "default/digits at e:1"),
+        (True, [], STORE, "default/digits at e:1"),
+        (False, ["--context", "prod"], STORE, ClusterOptions(None, "prod", None)),
+    ],
+    ids=["the default store", "a kubeconfig", "a store before it", "in the environment, too",
+         "a cluster that is named before a variable"],
+)  # fmt: skip
+def test_where_a_command_goes(
+    home: Path, kubeconfig: bool, words: list[str], environ: dict[str, str],
+    goes: str | ClusterOptions,
+) -> None:  # fmt: skip
+    if kubeconfig:
+        with_kubeconfig(home)
+    by_store = isinstance(goes, str)
+    assert run("digits", *words, **environ) == (goes if by_store else "")
+    assert ([] if by_store else [(goes, "digits")]) == GONE
 
 
 def test_a_cluster_and_a_store_are_not_named_at_once() -> None:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from unittest.mock import ANY
 
@@ -20,7 +21,7 @@ from rdzv.records.policy import JobPolicy
 from rdzv.records.shards import Plan, PodShards, ShardWorld, Share, TrainedShards
 from rdzv.shard_ledger import ShardLedger
 from rdzv.snapshot import Snapshot, listing_of
-from rdzv.store import Compare, Delete, Put
+from rdzv.store import Compare, Delete, Operation, Put
 from tests.support.records import member
 
 KEYS = JobKeys("team", "digits")
@@ -36,6 +37,7 @@ DONE = replace(SAVE, phase="done", saved=("uid-a",), took_s=4.0)
 VOID = replace(HOLD, phase="void", failures=1)
 A = Drain("uid-a", "a", "spot", "sigterm", mod_revision=50)
 B = Drain("uid-b", "b", "spot", "sigterm", mod_revision=51)
+BY_HAND = replace(A, source="operator")
 
 
 def scene(
@@ -101,12 +103,13 @@ def test_drains_of_the_round_share_one_hold_with_the_next_epoch(
     assert (commit.phase, commit.epoch, commit.leaving) == ("hold", 5, leaving)
 
 
-def test_an_epoch_is_later_than_the_last_commit_of_a_former_generation() -> None:
-    assert becomes(scene(None, A, last=LastCommit(7, 0, 20))).epoch == 21
-
-
-def test_i3_an_epoch_is_later_than_one_that_a_restored_store_has_lost() -> None:
-    assert becomes(replace(scene(IDLE, A), used_epoch=20)).epoch == 21
+@pytest.mark.parametrize(
+    "used",
+    [scene(None, A, last=LastCommit(7, 0, 20)), replace(scene(IDLE, A), used_epoch=20)],
+    ids=["by a former generation", "and lost by a restored store"],
+)
+def test_i3_an_epoch_is_later_than_all_that_were_used(used: DrainingSnapshot) -> None:
+    assert becomes(used).epoch == 21
 
 
 def test_a_join_with_room_starts_a_hold() -> None:
@@ -127,12 +130,14 @@ def test_a_newcomer_without_whom_and_with_whom_too_few_are_listed_waits() -> Non
     assert decided(drained).commit is None
 
 
-def test_who_has_left_the_round_needs_no_hold() -> None:
-    assert decided(scene(IDLE, A, live=replace(ROUND, left=frozenset("a")))).commit is None
-
-
 @pytest.mark.parametrize(
-    "live", [replace(ROUND, finishing=True), replace(ROUND, left=frozenset("b"))]
+    "live",
+    [
+        replace(ROUND, left=frozenset("a")),
+        replace(ROUND, left=frozenset("b")),
+        replace(ROUND, finishing=True),
+    ],
+    ids=["the leaver has left", "another one has left", "finishing"],
 )
 def test_a_round_that_ends_anyway_is_left_in_peace(live: LiveRound) -> None:
     assert decided(scene(IDLE, A, live=live)).commit is None
@@ -446,7 +451,7 @@ def test_i10_below_min_all_go_if_no_replacement_can_come() -> None:
     # A preemption that is over says nothing about the next one.
     former = replace(preempted, pod_uid="uid-z", member="z", outcome="committed")
     assert not decided(scene(DONE, A, former, votes=SAVED, members="ab", least=2)).drains
-    for drains in ((A, B), (replace(A, source="operator"), B)):
+    for drains in ((A, B), (BY_HAND, B)):
         none_stays = scene(replace(DONE, leaving=("uid-a", "uid-b")), *drains, members="ab")
         assert becomes(none_stays).granted == ("uid-a", "uid-b")
     replaced = scene(replace(DONE, leaving=("uid-a", "uid-b")), A, B, members="abc", least=2)
@@ -549,16 +554,13 @@ def test_a_drain_that_comes_when_the_round_is_over_is_served_by_its_save() -> No
 
 
 def test_i7_the_save_of_an_earlier_round_serves_nobody_who_trains_on() -> None:
-    earlier = scene(replace(DONE, round=2), A, votes=SAVED)
-    decision = decided(earlier, seen(due_s={"uid-a": NOW}))
-    assert decision.drains["uid-a"] == replace(A, outcome="expired")
-
-
-def test_i7_nor_one_whose_later_round_has_ended_since() -> None:
     closed = replace(ROUND, number=4, closed=True, left=frozenset("a"))
-    earlier = scene(DONE, A, votes=SAVED, live=closed, me="a")
-    decision = decided(earlier, seen(due_s={"uid-a": NOW}))
-    assert decision.drains["uid-a"].outcome != "committed"
+    for earlier, outcome in [
+        (scene(replace(DONE, round=2), A, votes=SAVED), "expired"),
+        (scene(DONE, A, votes=SAVED, live=closed, me="a"), "uncommitted"),
+    ]:
+        decision = decided(earlier, OUT_OF_TIME)
+        assert decision.drains["uid-a"] == replace(A, outcome=outcome)
 
 
 def test_a_pod_of_another_uid_has_only_the_name_in_common() -> None:
@@ -624,11 +626,16 @@ def test_a_new_epoch_drops_the_votes_of_the_old_ones() -> None:
     assert Delete(HERE.votes, prefix=True) in operations
 
 
+def cancelled(
+    commit: Commit | None, drain: Drain = BY_HAND
+) -> tuple[Sequence[Compare], Sequence[Operation]]:
+    made = cancel(KEYS, scene(commit, drain).membership, "uid-a")
+    assert not isinstance(made, str), made
+    return made
+
+
 def test_a_cancel_takes_the_drain_and_the_commit_together() -> None:
-    by_hand = replace(A, source="operator")
-    made = cancel(KEYS, scene(SAVE, by_hand).membership, "uid-a")
-    assert not isinstance(made, str)
-    compares, operations = made
+    compares, operations = cancelled(SAVE)
     assert {compare.key for compare in compares} == {HERE.commit, HERE.drain("uid-a")}
     assert operations[0] == Delete(HERE.drain("uid-a"))
     assert isinstance(operations[1], Put)
@@ -638,13 +645,9 @@ def test_a_cancel_takes_the_drain_and_the_commit_together() -> None:
 
 def test_i7_a_cancel_after_the_grant_ends_the_round_and_grants_no_later_drain() -> None:
     late = replace(DONE, granted=("uid-a",), saved=("uid-a",))
-    over = replace(A, source="operator", outcome="committed", step=10)
-    made = cancel(KEYS, scene(late, over).membership, "uid-a")
-    assert not isinstance(made, str)
-    commit = made[1][1]
-    assert isinstance(commit, Put)
+    commit = cancelled(late, replace(BY_HAND, outcome="committed", step=10))[1][1]
     after = replace(late, leaving=(), saved=(), granted=(), admitted=True)
-    assert commit.value == after.to_json()
+    assert commit == Put(HERE.commit, after.to_json())
     # It may drain again in the next round, which it has trained in.
     assert not granted(after, A)
     # Who drains again in that round stands behind the same save.
@@ -652,25 +655,17 @@ def test_i7_a_cancel_after_the_grant_ends_the_round_and_grants_no_later_drain() 
 
 
 def test_a_cancel_after_the_deadline_leaves_the_save_of_the_others_as_it_is() -> None:
-    over = replace(A, source="operator", outcome="expired")
-    made = cancel(KEYS, scene(SAVE, over).membership, "uid-a")
-    assert not isinstance(made, str)
-    assert made[1][1] == Put(HERE.commit, SAVE.to_json())
+    over = cancelled(SAVE, replace(BY_HAND, outcome="expired"))[1][1]
+    assert over == Put(HERE.commit, SAVE.to_json())
 
 
 @pytest.mark.parametrize(
     "ends",
-    [
-        A,
-        replace(A, source="prestop"),
-        replace(A, source="hold"),
-        replace(A, source="operator", ending=True),
-    ],
+    [A, replace(A, source="prestop"), replace(A, source="hold"), replace(BY_HAND, ending=True)],
 )
 def test_the_drain_of_a_pod_that_is_being_ended_cannot_be_cancelled(ends: Drain) -> None:
     assert "is being ended" in str(cancel(KEYS, scene(SAVE, ends).membership, "uid-a"))
-    taken_back = cancel(KEYS, scene(SAVE, replace(A, source="control")).membership, "uid-a")
-    assert not isinstance(taken_back, str)
+    assert cancelled(SAVE, replace(A, source="control"))
 
 
 # --- time ---

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -55,6 +56,20 @@ def move(
     )
 
 
+def gate_of(commit: Commit | None, *ranks: RankProgress, **given: Any) -> Gate:
+    """The gate that is to be shown next."""
+    gate = move(commit, *ranks, **given).gate
+    assert gate is not None
+    return gate
+
+
+def vote_of(commit: Commit | None, *ranks: RankProgress, **given: Any) -> Vote:
+    """The vote that is to be written next."""
+    vote = move(commit, *ranks, **given).vote
+    assert vote is not None
+    return vote
+
+
 def test_the_gate_comes_before_the_vote() -> None:
     held = move(HOLD, rank(8))
     assert (held.gate, held.vote) == (HELD, None)
@@ -83,8 +98,7 @@ def test_the_gate_comes_before_the_vote() -> None:
 def test_a_vote_is_the_first_step_that_no_rank_has_passed(
     ranks: list[RankProgress], expected: int | None
 ) -> None:
-    vote = move(HOLD, *ranks, shown=HELD).vote
-    assert vote is not None
+    vote = vote_of(HOLD, *ranks, shown=HELD)
     away = expected is not None and any(rank.away for rank in ranks)
     assert (vote.vote, vote.away) == (expected, away)
 
@@ -140,9 +154,7 @@ NO_PART = Move(reason="this pod takes no part in it")
 
 def test_a_gate_at_which_no_rank_waits_is_not_cut() -> None:
     for commit in (None, replace(HOLD, phase="void"), replace(HOLD, phase="idle")):
-        gate = move(commit, rank(8), cut=True).gate
-        assert gate is not None
-        assert not gate.cut
+        assert not gate_of(commit, rank(8), cut=True).cut
 
 
 def test_i7_an_epoch_that_a_rank_has_given_up_is_not_voted_in_and_not_acknowledged() -> None:
@@ -177,8 +189,7 @@ def test_i7_the_gate_says_granted_only_once_it_is_on_record() -> None:
         (replace(SAVE, phase="done", granted=("uid-a",)), None, False),
         (None, replace(DRAIN, outcome="uncommitted"), True),
     ]:
-        gate = move(commit, rank(8), drain=drain, deadline_boot_s=99.0).gate
-        assert gate is not None
+        gate = gate_of(commit, rank(8), drain=drain, deadline_boot_s=99.0)
         assert (gate.leaving, gate.granted) == (drain is not None, expected)
         assert gate.deadline_boot_s == (99.0 if drain else None)
 
@@ -193,9 +204,7 @@ def test_a_pod_that_was_let_go_is_told_when_the_job_has_ended() -> None:
         (replace(closed, succeeded=True), None, False),
         (replace(ROUND, number=4), committed, False),
     ]:
-        gate = move(SAVE, rank(8), live=live, drain=drain).gate
-        assert gate is not None
-        assert gate.ended is ended
+        assert gate_of(SAVE, rank(8), live=live, drain=drain).ended is ended
 
 
 @pytest.mark.parametrize(
@@ -231,16 +240,13 @@ def test_i11_ranks_that_cannot_be_asked_to_save_keep_no_others_waiting() -> None
     assert move(SAVE, rank(9), shown=SAVING, vote=VOTE, page_alone=True).vote == failed
     assert move(SAVE, rank(9, page=True), shown=SAVING, vote=VOTE, page_alone=True).vote is None
     saved = rank(10, acked=(5, 10))
-    done = move(SAVE, saved, shown=SAVING, vote=VOTE, page_alone=True).vote
-    assert done is not None
-    assert done.acked == 10
+    assert vote_of(SAVE, saved, shown=SAVING, vote=VOTE, page_alone=True).acked == 10
 
 
 def test_ranks_of_a_pod_that_saved_different_steps_are_a_failure() -> None:
     ranks = [rank(10, 0, 2, acked=(5, 10)), rank(12, 1, 2, acked=(5, 12))]
-    vote = move(SAVE, *ranks, shown=SAVING, vote=VOTE).vote
-    assert vote is not None
-    assert "different steps: [10, 12]" in vote.failed
+    failed = vote_of(SAVE, *ranks, shown=SAVING, vote=VOTE).failed
+    assert "different steps: [10, 12]" in failed
 
 
 def test_nobody_speaks_for_another_pod_or_for_a_member_outside_the_round() -> None:
@@ -284,8 +290,7 @@ def test_i8_other_bytes_are_no_gate(content: bytes) -> None:
 def test_the_gate_tells_whether_a_former_life_made_the_last_commit() -> None:
     last = LastCommit(7, 2, 4, job_uid="old", mod_revision=9)
     for former in (True, False):
-        made = move(None, last=last, of_former_life=former).gate
-        assert made is not None
+        made = gate_of(None, last=last, of_former_life=former)
         assert (made.last_commit, made.of_former_life) == (LastCommit(7, 2, 4), former)
         read = parse(made.to_json())
         assert read.last_commit is not None
@@ -294,8 +299,7 @@ def test_the_gate_tells_whether_a_former_life_made_the_last_commit() -> None:
 
 @pytest.mark.parametrize(("run", "shown"), [(ROUND.run, True), ("", True), ("before", False)])
 def test_ranks_are_shown_the_last_commit_of_their_run(run: str, shown: bool) -> None:
-    made = move(None, last=LastCommit(600, 2, 4, run=run)).gate
-    assert made is not None
+    made = gate_of(None, last=LastCommit(600, 2, 4, run=run))
     assert made.last_commit == (LastCommit(600, 2, 4) if shown else None)
 
 

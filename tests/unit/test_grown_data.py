@@ -21,12 +21,23 @@ from muster.gate import parse
 from muster.progress import BLOCK_BYTES, ProgressFile
 from muster.saved_steps import CURSOR_MAX_BYTES, UNKEPT, CommittedStep, SavedSteps, decode, encode
 from rdzv.drain.gate import Gate, Here, local
-from rdzv.drain.saves import Said, cursor_of, difference, differing, saves_of
-from rdzv.drain.saves import newest_saved as decide_last
+from rdzv.drain.saves import Said, cursor_of, difference, differing, newest_saved
 from rdzv.records import codec
 from rdzv.records.drain import NO_VERDICT, LastCommit, Vote
-from rdzv.records.progress import PodSaves, RankProgress
-from tests.support.commits import HERE, MASTER, ROUND, SAVE, THERE, becomes, rank, scene, vote
+from rdzv.records.progress import PodSaves
+from tests.support.commits import (
+    HERE,
+    MASTER,
+    ROUND,
+    SAVE,
+    THERE,
+    becomes,
+    periodic,
+    rank,
+    saves_of_pod,
+    scene,
+    vote,
+)
 
 LIVES = st.lists(
     st.tuples(st.integers(0, 30), st.integers(1, 4), st.integers(0, 12), st.booleans()),
@@ -274,67 +285,64 @@ def test_a_cursor_that_is_given_later_is_that_of_the_step() -> None:
 
 
 def test_i12_two_data_cursors_that_differ_void_the_commit_and_name_the_ranks() -> None:
-    done, last = becomes(vote("a", HERE, 0, 1), vote("b", HERE, 2, 3))
-    assert done is not None
-    assert done.phase == "done"
-    assert last == LastCommit(10, 3, 5, cursor=HERE, **UNSAID)
-    void, last = becomes(vote("a", HERE, 0, 1), vote("b", THERE, 2, 3))
-    assert void is not None
+    own, other = vote("a", HERE, 0, 1), vote("b", THERE, 2, 3)
+    void, last = becomes(own, other)
     assert (void.phase, void.failures, last) == ("void", 1, None)
     assert void.reason == (
         "the data cursors of step 10 differ: ranks 0-1 (a) gave"
         ' {"samples":640}, ranks 2-3 (b) gave {"samples":600}'
     )
-    # A sidecar of before does not tell what its ranks gave: they are not held against the others.
-    done, last = becomes(vote("a", ""), vote("b", THERE, 2, 3))
-    assert done is not None
-    assert (done.phase, last) == ("done", LastCommit(10, 3, 5, cursor=THERE, **UNSAID))
     # They differ again: who leaves does not wait for its deadline.
-    void, _ = becomes(vote("a", HERE, 0, 1), vote("b", THERE, 2, 3), failures=1)
-    assert void is not None
+    void, _ = becomes(own, other, failures=1)
     assert (void.phase, void.refused, void.leaving) == ("void", True, ("uid-a",))
     assert void.reason.startswith("the data cursors of step 10 differ")
 
 
-@pytest.mark.parametrize(("a", "b"), [(HERE, ""), ("", HERE)])
-def test_i12_a_rank_that_gives_no_cursor_leaves_it_to_the_others(a: str, b: str) -> None:
-    done, last = becomes(vote("a", a, 0, 1), vote("b", b, 2, 3))
-    assert done is not None
-    assert (done.phase, last) == ("done", LastCommit(10, 3, 5, cursor=HERE, **UNSAID))
-    who = "ranks 2-3 (b)" if a else "ranks 0-1 (a)"
-    assert f"{who} gave no data cursor" in done.reason
+@pytest.mark.parametrize(
+    ("a", "b", "cursor", "said"),
+    [
+        (vote("a", HERE, 0, 1), vote("b", HERE, 2, 3), HERE, ""),
+        (vote("a", HERE, 0, 1), vote("b", "", 2, 3), HERE, "ranks 2-3 (b) gave no data cursor"),
+        (vote("a", "", 0, 1), vote("b", HERE, 2, 3), HERE, "ranks 0-1 (a) gave no data cursor"),
+        # A sidecar of before does not tell what its ranks gave: it is not held against the others.
+        (vote("a", ""), vote("b", THERE, 2, 3), THERE, ""),
+    ],
+    ids=["equal", "b gives none", "a gives none", "of before"],
+)
+def test_i12_a_rank_that_gives_no_cursor_leaves_it_to_the_others(
+    a: Vote, b: Vote, cursor: str, said: str
+) -> None:
+    done, last = becomes(a, b)
+    assert (done.phase, last) == ("done", LastCommit(10, 3, 5, cursor=cursor, **UNSAID))
+    assert said in done.reason
 
 
-def test_i12_ranks_of_one_pod_that_differ_fail_its_save() -> None:
-    def acknowledged(*ranks: RankProgress) -> Vote | None:
-        shown = Gate(5, "run", 3, MASTER, "commit", 10)
-        here = Here("a", "uid-a", shown, ranks)
-        vote = Vote(5, 3, "uid-a", 10)
-        return local(here, commit=SAVE, round=ROUND, drain=None, vote=vote, last_commit=None).vote
-
-    same = acknowledged(rank(0, HERE), rank(1, HERE))
-    assert same is not None
-    assert (same.acked, same.cursor, same.ranks) == (10, HERE, (0, 1))
-    alone = acknowledged(rank(0, ""), rank(1, HERE))
-    assert alone is not None
-    assert (alone.acked, alone.cursor, alone.ranks) == (10, HERE, (0, 1))
-    other = acknowledged(rank(0, HERE), rank(1, THERE))
-    assert other is not None
-    assert other.acked is None
-    assert "rank 1 (a) gave" in other.failed
+@pytest.mark.parametrize(
+    ("cursors", "acked"), [((HERE, HERE), 10), (("", HERE), 10), ((HERE, THERE), None)]
+)
+def test_i12_ranks_of_one_pod_that_differ_fail_its_save(
+    cursors: tuple[str, str], acked: int | None
+) -> None:
+    shown = Gate(5, "run", 3, MASTER, "commit", 10)
+    here = Here("a", "uid-a", shown, tuple(rank(*one) for one in enumerate(cursors)))
+    own = Vote(5, 3, "uid-a", 10)
+    vote = local(here, commit=SAVE, round=ROUND, drain=None, vote=own, last_commit=None).vote
+    assert vote is not None
+    assert vote.acked == acked
+    if acked:
+        assert (vote.cursor, vote.ranks) == (HERE, (0, 1))
+    else:
+        assert "rank 1 (a) gave" in vote.failed
 
 
 def test_i12_a_periodic_save_counts_only_where_all_stand_at_the_same_sample() -> None:
     ranks = rank(0, HERE), rank(1, THERE)
-    saves = saves_of(ranks, ROUND, "a", "uid-a")
-    assert saves is not None
+    saves = saves_of_pod(*ranks)
     assert (saves.steps, saves.newest) == ((), 10)
     assert differing(ranks, ROUND, "a") == difference(
         10, [Said((0,), "a", HERE), Said((1,), "a", THERE)]
     )
-
-    alone = saves_of((rank(0, HERE), rank(1, "")), ROUND, "a", "uid-a")
-    assert alone is not None
+    alone = saves_of_pod(rank(0, HERE), rank(1, ""))
     assert (alone.steps, alone.cursors) == ((10,), (HERE,))
 
     def pod(name: str, *cursors: str) -> PodSaves:
@@ -342,15 +350,14 @@ def test_i12_a_periodic_save_counts_only_where_all_stand_at_the_same_sample() ->
         steps = (20, 10)[: len(cursors)]
         return PodSaves(name, f"uid-{name}", "run", 3, steps, 20, cursors=cursors, ranks=(at,))
 
-    one, other = pod("a", HERE, THERE), pod("b", HERE, THERE)
-    last, _ = decide_last(scene(), {"a": one, "b": other})
-    assert last is not None
-    assert (last.step, last.cursor) == (20, HERE)
-    # The newest that they agree on.
-    last, _ = decide_last(scene(), {"a": one, "b": pod("b", THERE, THERE)})
-    assert last is not None
-    assert (last.step, last.cursor) == (10, THERE)
-    none, why = decide_last(scene(), {"a": pod("a", HERE), "b": pod("b", THERE)})
+    own = pod("a", HERE, THERE)
+    for other, newest in [
+        (pod("b", HERE, THERE), (20, HERE)),
+        (pod("b", THERE, THERE), (10, THERE)),  # the newest that they agree on
+    ]:
+        last = periodic(own, other)
+        assert (last.step, last.cursor) == newest
+    none, why = newest_saved(scene(), {"a": pod("a", HERE), "b": pod("b", THERE)})
     assert none is None
     assert why.startswith("the data cursors of step 20 differ: rank 0 (a) gave")
 

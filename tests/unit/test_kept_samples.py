@@ -17,13 +17,23 @@ from agent.verdict.last_save import LastSave
 from muster import process, saved_steps
 from muster.data import ElasticSampler
 from muster.progress import BLOCK_BYTES, ProgressFile
+from muster.resuming import world_tag
 from muster.saved_steps import CommittedStep, SavedSteps, encode
 from rdzv.drain.gate import Gate, Here, local
-from rdzv.drain.saves import newest_saved as decide_last
-from rdzv.drain.saves import samples_of, saves_of
+from rdzv.drain.saves import samples_of
 from rdzv.records.drain import NO_CURSOR, NO_VERDICT, LastCommit, verdict
 from rdzv.records.progress import PodSaves
-from tests.support.commits import HERE, MASTER, ROUND, SAVE, becomes, rank, scene, vote
+from tests.support.commits import (
+    HERE,
+    MASTER,
+    ROUND,
+    SAVE,
+    last_of,
+    periodic,
+    rank,
+    saves_of_pod,
+    vote,
+)
 
 WITHOUT_FOLLOW = "not kept: batches were taken without sampler.follow(loader)"
 BY_STEPS = "not kept: the place follows from the number of steps"
@@ -144,18 +154,20 @@ def test_a_cursor_that_is_given_in_a_second_call_decides() -> None:
     assert (saved.samples, saved.named) == ("kept", (2,))
 
 
-def test_the_line_of_the_longest_verdict_keeps_its_length(tmp_path: Path) -> None:
-    file = ProgressFile(str(tmp_path), {"RANK": "99999", "LOCAL_RANK": "7"})
-    file.take_tag("life00001-round000002-8f3a1c2d9b")
-    file.saver, file.page, file.answered = True, True, (10**9, 10**9)
-    lengths = set()
-    for step in range(10**12, 10**12 + 99):
+def test_the_longest_line_has_the_length_of_the_first(tmp_path: Path) -> None:
+    """Otherwise the end of it would stay behind the next one."""
+    most, environ = 10**18, {"RANK": "99999", "LOCAL_RANK": "7", "TORCHELASTIC_RUN_ID": "j"}
+    file = ProgressFile(str(tmp_path), {**environ, "MASTER_ADDR": "h" * 253})
+    file.write(1)
+    first = (tmp_path / "7.json").stat().st_size
+    file.take_tag(world_tag("job", most, file.rank.master))
+    file.saver, file.page, file.answered = True, True, (most, most)
+    for step in range(most, most + 99):
         file.saved.add(step, encode({"unkept": 'as "long" \\ as\n' * 9, "at": step}, step))
-        file.write(step, True, True, 10**9, (10**9, step), (10**9, "why" * 99), away=True)
+        file.write(step, True, False, most, (most, step), (most, "why" * 999), away=True)
         (told,) = read_ranks(tmp_path)
         assert told.samples.startswith("not kept: as 'long' ? as ")
-        lengths.add((tmp_path / "7.json").stat().st_size)
-    assert lengths == {2 * BLOCK_BYTES}
+        assert (told.tag, (tmp_path / "7.json").stat().st_size) == (file.tag, first)
 
 
 def test_what_ranks_say_together() -> None:
@@ -166,30 +178,21 @@ def test_what_ranks_say_together() -> None:
     assert verdict("", HERE) == NO_VERDICT
 
 
-def test_i12_a_commit_has_the_verdict_of_all_its_ranks() -> None:
-    kept = replace(vote("a", HERE, 0), samples="kept")
-    for other, samples in [("kept", "kept"), ("", "kept"), (STOOD, STOOD)]:
-        _, last = becomes(kept, replace(vote("b", HERE, 1), samples=other))
-        assert last is not None
-        assert last.samples == samples
-    _, last = becomes(vote("a", ""), vote("b", ""))
-    assert last is not None
-    assert last.samples == NO_CURSOR
-
-
-def test_i12_a_periodic_save_has_the_verdict_of_all_its_ranks() -> None:
-    ranks = replace(rank(0, HERE), samples="kept"), replace(rank(1, HERE), samples=STOOD)
-    own = saves_of(ranks, ROUND, "a", "uid-a")
-    assert own is not None
-    assert own.samples == STOOD
-
+@pytest.mark.parametrize(
+    ("other", "samples"), [("kept", "kept"), ("", "kept"), (STOOD, STOOD), (None, NO_CURSOR)]
+)
+def test_i12_a_save_has_the_verdict_of_all_its_ranks(other: str | None, samples: str) -> None:
     def pod(name: str, samples: str) -> PodSaves:
         return PodSaves(name, f"uid-{name}", "run", 3, (20,), 20, cursors=(HERE,), samples=samples)
 
-    for other, samples in [("kept", "kept"), (STOOD, STOOD)]:
-        last, _ = decide_last(scene(), {"a": pod("a", "kept"), "b": pod("b", other)})
-        assert last is not None
-        assert last.samples == samples
+    if other is None:
+        assert last_of(vote("a", ""), vote("b", "")).samples == samples
+        return
+    own = replace(vote("a", HERE, 0), samples="kept")
+    assert last_of(own, replace(vote("b", HERE, 1), samples=other)).samples == samples
+    assert periodic(pod("a", "kept"), pod("b", other)).samples == samples
+    ranks = replace(rank(0, HERE), samples="kept"), replace(rank(1, HERE), samples=other)
+    assert saves_of_pod(*ranks).samples == samples
 
 
 def test_a_record_of_an_older_sidecar_has_a_verdict_as_well() -> None:

@@ -73,11 +73,15 @@ def test_a_slow_save_names_the_numbers_and_the_setting_to_raise() -> None:
     )
 
 
-def test_the_slowest_rank_of_a_pod_counts() -> None:
-    ranks = [rank(0, 20, save_s=3.0), rank(1, 20, save_s=7.5)]
+def told(*ranks: RankProgress) -> PodSaves:
+    """What the pod ``a`` tells of the saves of its ranks."""
     own = saves_of(ranks, ROUND, "a", "uid-a")
     assert own is not None
-    assert own.save_s == 7.5
+    return own
+
+
+def test_the_slowest_rank_of_a_pod_counts() -> None:
+    assert told(rank(0, 20, save_s=3.0), rank(1, 20, save_s=7.5)).save_s == 7.5
 
 
 BOTH = (pod("a", 40, 20), pod("b", 20))
@@ -151,8 +155,8 @@ RESTORED = replace(ROUND, restored=True)
 def test_no_step_is_put_on_record_that_shards_cannot_begin_from(
     live: LiveRound, ledgers: list[ShardLedger], step: int | None
 ) -> None:
-    told = {name: pod(name, 20, 10) for name in "ab"}
-    saved, why = newest_saved(replace(scene(live=live), ledgers=ledgers), told)
+    pods = {name: pod(name, 20, 10) for name in "ab"}
+    saved, why = newest_saved(replace(scene(live=live), ledgers=ledgers), pods)
     assert (saved and saved.step) == step
     assert step or "the store has lost" in why
 
@@ -199,12 +203,10 @@ def rank(local_rank: int, *saved: int, size: int = 2, **changes: object) -> Rank
 
 
 def test_a_pod_names_what_all_of_its_ranks_have_saved_and_the_newest_of_any() -> None:
-    ranks = [rank(0, 40, 20), rank(1, 20, step=51, drain=False)]
-    assert saves_of(ranks, ROUND, "a", "uid-a") == PodSaves(
+    assert told(rank(0, 40, 20), rank(1, 20, step=51, drain=False)) == PodSaves(
         "a", "uid-a", "run", 3, (20,), 40, step=51, ranks=(0, 1)
     )
-    only_rank_0 = saves_of([rank(0, 40), rank(1)], ROUND, "a", "uid-a")
-    assert only_rank_0 is not None
+    only_rank_0 = told(rank(0, 40), rank(1))
     assert (only_rank_0.steps, only_rank_0.newest) == ((), 40)
 
 
@@ -250,28 +252,20 @@ def test_a_loop_that_counts_anew_has_saved_nothing_of_later_steps() -> None:
     assert not saved.named
 
 
-def test_a_save_is_on_record_with_the_tag_that_its_ranks_give() -> None:
-    for tags in ((TAG, TAG), (TAG, ""), ("", TAG)):
-        told = {n: pod(n, 20, tag=tag) for n, tag in zip("ab", tags, strict=True)}
-        saved, _ = newest_saved(scene(LAST), told)
-        assert saved is not None
-        assert saved.tag == TAG
-    saved, _ = newest_saved(scene(LAST), {one.member: one for one in BOTH})
+@pytest.mark.parametrize("tags", [(TAG, TAG), (TAG, ""), ("", TAG), ("", "")])
+def test_a_save_is_on_record_with_the_tag_that_its_ranks_give(tags: tuple[str, str]) -> None:
+    pods = {name: pod(name, 20, tag=tag) for name, tag in zip("ab", tags, strict=True)}
+    saved, _ = newest_saved(scene(LAST), pods)
     assert saved is not None
-    assert saved.tag == ""
+    assert saved.tag == max(tags)
 
 
 def test_parts_under_two_tags_are_no_save() -> None:
-    told = {"a": pod("a", 20, tag=TAG), "b": pod("b", 20, tag=UNCONFIRMED, ranks=(1,))}
-    saved, why = newest_saved(scene(LAST), told)
+    pods = {"a": pod("a", 20, tag=TAG), "b": pod("b", 20, tag=UNCONFIRMED, ranks=(1,))}
+    saved, why = newest_saved(scene(LAST), pods)
     assert saved is None
     assert why.startswith("the save tags of step 20 differ: ")
-    ranks = [
-        RankProgress(at, 2, ROUND.master, 20, True, False, saved=(20,), rank=at, tag=tag)
-        for at, tag in enumerate((TAG, UNCONFIRMED))
-    ]
-    own = saves_of(ranks, ROUND, "a", "uid-a")
-    assert own is not None
+    own = told(rank(0, 20, tag=TAG), rank(1, 20, tag=UNCONFIRMED))
     assert (own.steps, own.newest, own.tag) == ((), 20, "")
 
 

@@ -35,11 +35,9 @@ from rdzv.store import KeyValue
 from tests.support.models.notices import GOES, KEYS, LEAST, SPOT, Broken, Cluster, explore
 from tests.support.records import drain
 
-SEEDS = range(200)
-
 
 def explore_all() -> None:
-    for seed in SEEDS:
+    for seed in range(200):
         explore(seed)
 
 
@@ -114,52 +112,48 @@ def test_signs(node: NodeSeen, pod: PodSeen, signs: list[str]) -> None:
     assert [sign.key for sign in signs_of(pod, node, NoticePolicy())] == signs
 
 
+def show(cluster: Cluster, *names: str, **changes: Any) -> NoticeDecision:
+    """Let nodes show something; return what is decided then."""
+    for name in names:
+        cluster.nodes[name] = replace(cluster.nodes[name], **changes)
+    return cluster.step()
+
+
 def test_a_sign_that_flaps_costs_one_save_in_half_a_minute() -> None:
     cluster = Cluster()
     asks = 0
     for _ in range(20):
         for taints in ((SPOT,), ()):
-            cluster.nodes["north"] = replace(cluster.nodes["north"], taints=taints)
-            asks += len(cluster.step().asks)
+            asks += len(show(cluster, "north", taints=taints).asks)
             cluster.now += 1.0
     assert asks == 2 * 2  # two pods, and forty seconds
 
 
 def test_a_long_cordon_drains_a_pod_once_whoever_leads() -> None:
     cluster, draw = Cluster(), Random(0)
-    cordoned = replace(cluster.nodes["north"], cordoned=True)
-    cluster.nodes["north"] = cordoned
-    for one in cluster.step().asks:
+    for one in show(cluster, "north", cordoned=True).asks:
         cluster.cancel_by_hand(draw, one.member.pod_uid)
     for _ in range(3):
         cluster.change_leader(draw)
         assert cluster.step().asks == ()
-    cluster.nodes["north"] = NodeSeen("north")
-    cluster.step()
-    cluster.nodes["north"] = cordoned
-    assert len(cluster.step().asks) == 2
+    show(cluster, "north", cordoned=False)
+    assert len(show(cluster, "north", cordoned=True).asks) == 2
 
 
 def test_a_cordon_that_was_lifted_is_news_to_the_next_leader() -> None:
     cluster = Cluster()
     for cordoned in (True, False):
-        cluster.nodes["north"] = replace(cluster.nodes["north"], cordoned=cordoned)
-        cluster.step()
+        show(cluster, "north", cordoned=cordoned)
     cluster.change_leader(Random(0))
-    cluster.nodes["north"] = replace(cluster.nodes["north"], cordoned=True)
-    assert len(cluster.step().asks) == 2
+    assert len(show(cluster, "north", cordoned=True).asks) == 2
 
 
 def test_a_cordon_asks_no_more_than_can_be_spared_and_the_others_once_they_can() -> None:
     cluster = Cluster()
-    for name in cluster.nodes:
-        cluster.nodes[name] = replace(cluster.nodes[name], cordoned=True)
-    assert len(cluster.step().asks) == 4 - LEAST
+    assert len(show(cluster, *cluster.nodes, cordoned=True).asks) == 4 - LEAST
     assert cluster.step().asks == ()
     # A node that is taken away is another matter.
-    cluster.nodes["north"] = replace(cluster.nodes["north"], taints=(SPOT,))
-    cluster.nodes["south"] = replace(cluster.nodes["south"], taints=(SPOT,))
-    assert len(cluster.step().asks) == LEAST
+    assert len(show(cluster, "north", "south", taints=(SPOT,)).asks) == LEAST
 
 
 def test_a_node_that_is_gone_lifts_nothing() -> None:
@@ -263,17 +257,13 @@ def test_a_heartbeat_of_a_condition_is_no_change() -> None:
 
 def test_a_condition_drains_below_min_and_lifts_when_it_goes() -> None:
     cluster = Cluster()
-    for name in cluster.nodes:
-        cluster.nodes[name] = replace(cluster.nodes[name], conditions=(GOES,))
-    assert len(cluster.step().asks) == 4
-    cluster.nodes["south"] = NodeSeen("south")
-    assert len(cluster.step().lifts) == 2
+    assert len(show(cluster, *cluster.nodes, conditions=(GOES,)).asks) == 4
+    assert len(show(cluster, "south", conditions=()).lifts) == 2
 
 
 def test_a_drain_that_a_person_asks_for_as_well_is_that_persons() -> None:
     cluster = Cluster()
-    cluster.nodes["north"] = replace(cluster.nodes["north"], taints=(SPOT,))
-    cluster.step()
+    show(cluster, "north", taints=(SPOT,))
     asked = replace(drain("a", source="operator"), requested_by="me@desk", seconds_left=60.0)
     planned = take_over(KEYS, cluster.state().snapshot, asked)
     assert planned is not None
@@ -283,5 +273,4 @@ def test_a_drain_that_a_person_asks_for_as_well_is_that_persons() -> None:
     assert (after.source, after.requested_by, after.seconds_left) == ("operator", "me@desk", 60.0)
     cluster.drains["uid-a"] = after
     assert take_over(KEYS, cluster.state().snapshot, asked) is None
-    cluster.nodes["north"] = replace(cluster.nodes["north"], taints=())
-    assert [lift.drain.member for lift in cluster.step().lifts] == ["c"]
+    assert [lift.drain.member for lift in show(cluster, "north", taints=()).lifts] == ["c"]

@@ -25,7 +25,6 @@ import muster.progress
 from agent.rundir.reports import is_gone, read_line, read_lines, read_ranks
 from launcher_shim.rundir.rank_reports import is_whole
 from muster.progress import BLOCK_BYTES, LOOK_LINES, ProgressFile
-from muster.resuming import world_tag
 from rdzv.records.progress import RankProgress
 
 ROOT = str(Path(muster.__file__).parents[1])
@@ -74,22 +73,25 @@ def rank(run_dir: Path, environ: Mapping[str, str], step: int = 41) -> ProgressF
 
 
 @pytest.mark.parametrize(
-    ("mine", "others"),
+    ("mine", "others", "stays"),
     [
-        pytest.param(RANK, RANK, id="a script that the rank starts"),
-        pytest.param(RANK, {}, id="kubectl exec"),
-        pytest.param({}, {}, id="without a launcher"),
+        pytest.param(RANK, RANK, True, id="a script that the rank starts"),
+        pytest.param(RANK, {}, True, id="kubectl exec"),
+        pytest.param({}, {}, True, id="without a launcher"),
+        pytest.param(RANK, NEXT_WORLD, False, id="the next world"),
+        pytest.param({}, RANK, False, id="a rank after a script without a launcher"),
+        pytest.param(HOROVOD, HOROVOD, False, id="Horovod gives a process another rank"),
     ],
 )
-def test_another_process_leaves_the_file_to_the_rank(
-    tmp_path: Path, mine: dict[str, str], others: dict[str, str]
+def test_another_process_takes_the_file_as_the_rank_of_another_world_alone(
+    tmp_path: Path, mine: dict[str, str], others: dict[str, str], stays: bool
 ) -> None:
     file = rank(tmp_path, mine)
     with another(tmp_path, others) as process:
-        assert owner(tmp_path) == os.getpid()
-        file.write(42)
-    assert process.stderr is not None
-    assert owner(tmp_path) == os.getpid()
+        assert owner(tmp_path) == (os.getpid() if stays else process.pid)
+        if stays:
+            file.write(42)
+    assert owner(tmp_path) == (os.getpid() if stays else process.pid)
 
 
 def test_it_says_once_that_it_takes_no_part(tmp_path: Path) -> None:
@@ -105,22 +107,6 @@ def test_it_says_once_that_it_takes_no_part(tmp_path: Path) -> None:
     ).stderr
     assert said.count("reports none and takes part in no drain") == 1
     assert f"process {os.getpid()} reports the steps of this rank" in said
-
-
-@pytest.mark.parametrize(
-    ("mine", "others"),
-    [
-        pytest.param(RANK, NEXT_WORLD, id="the next world"),
-        pytest.param({}, RANK, id="a rank after a script without a launcher"),
-        pytest.param(HOROVOD, HOROVOD, id="Horovod gives a process another rank"),
-    ],
-)
-def test_the_rank_of_another_world_takes_the_file(
-    tmp_path: Path, mine: dict[str, str], others: dict[str, str]
-) -> None:
-    rank(tmp_path, mine)
-    with another(tmp_path, others) as process:
-        assert owner(tmp_path) == process.pid
 
 
 def test_a_rank_that_has_ended_is_no_owner(tmp_path: Path) -> None:
@@ -169,9 +155,6 @@ def test_a_rank_of_a_world_that_is_over_leaves_the_file_to_the_next(tmp_path: Pa
         for step in range(LOOK_LINES + 1):
             file.write(step)
         assert owner(tmp_path) == process.pid
-
-
-RANK_ROOT = Path(muster.__file__).parent
 
 
 def told(directory: Path, local_rank: int = 0) -> dict[str, object]:
@@ -232,21 +215,6 @@ def test_the_line_is_overwritten_where_it_is(tmp_path: Path) -> None:
     again = ProgressFile(str(tmp_path), {})
     again.write(4)
     assert path.stat().st_ino != inode, "the file of another process is never written into"
-
-
-def test_the_longest_line_has_the_length_of_the_first(tmp_path: Path) -> None:
-    """Otherwise the end of it would stay behind the next one."""
-    file = ProgressFile(str(tmp_path), {"TORCHELASTIC_RUN_ID": "j", "MASTER_ADDR": "h" * 253})
-    file.write(1)
-    first, most = (tmp_path / "0.json").stat().st_size, 10**18
-    file.take_tag(world_tag("job", most, file.rank.master))
-    for step in range(86):  # a cursor that stands still has the longest verdict
-        file.saved.add(most + step, "{}")
-    file.saver, file.answered = True, (most, most)
-    file.write(most + 86, True, False, most, (most, most), (most, "x" * 1000), True)
-    assert (tmp_path / "0.json").stat().st_size == first
-    (line,) = read_lines(tmp_path)
-    assert (len(line.saved), line.tag) == (4, file.tag)
 
 
 def test_what_is_told_is_read(tmp_path: Path) -> None:
@@ -341,16 +309,8 @@ def test_a_directory_that_cannot_be_written_is_said_once_and_stops_nothing(
     ]
 
 
-@pytest.mark.parametrize("run_dir", [None, "there"])
-def test_a_script_tells_its_last_step_or_nothing_without_a_run_directory(
-    tmp_path: Path, run_dir: str | None
-) -> None:
-    environ = {"PYTHONPATH": str(RANK_ROOT.parent), "PYTHONWARNINGS": "error"}
-    if run_dir:
-        environ["MUSTER_RUN_DIR"] = str(tmp_path / run_dir)
+def test_a_script_tells_its_last_step(tmp_path: Path) -> None:
+    environ = {"PYTHONPATH": ROOT, "MUSTER_RUN_DIR": str(tmp_path), "PYTHONWARNINGS": "error"}
     script = "import muster\nfor step in range(1, 1001): muster.report_step(step)"
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environ, check=True)
-    if run_dir:
-        assert told(tmp_path / run_dir / "progress")["step"] == 1000
-    else:
-        assert list(tmp_path.iterdir()) == []
+    assert told(tmp_path / "progress")["step"] == 1000

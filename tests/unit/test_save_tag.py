@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import muster.gate
-import muster.progress
 from agent.rundir.reports import read_ranks
 from muster.lightning_files import step_in, whole_step
 from muster.lightning_loops import recount
@@ -26,7 +25,7 @@ from rdzv.drain.inputs import LiveRound
 from rdzv.records.codec import TAG as STORED
 from rdzv.records.drain import Commit, LastCommit, Vote
 from rdzv.records.history import ROUNDS_PER_LIFE
-from tests.support.sidecars.pod_gate import PodGate
+from tests.support.sidecars.pod_gate import PodGate, forget_sidecar
 
 MASTER = "10.0.0.7:40123"
 TORCHRUN = {
@@ -47,12 +46,8 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PodGate:
     """A pod with a sidecar, whose one rank is this process."""
     pod = PodGate(tmp_path, MASTER)
     (tmp_path / "env").write_text("")
-    for name, value in {**TORCHRUN, "MUSTER_RUN_DIR": str(tmp_path)}.items():
-        monkeypatch.setenv(name, value)
+    pod.be_rank(monkeypatch, **TORCHRUN)
     monkeypatch.setattr(muster.gate, "OWN_ROUND_WAIT_S", 0.02)
-    monkeypatch.setattr(muster.progress, "_file", None)
-    monkeypatch.setattr(muster.progress, "_looked", False)
-    monkeypatch.setattr(muster.gate, "_gate", None)
     return pod
 
 
@@ -80,9 +75,7 @@ def test_worlds_of_one_number_have_tags_of_their_own() -> None:
 
 def test_without_a_sidecar_the_tag_is_constant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MUSTER_RUN_DIR", raising=False)
-    monkeypatch.setattr(muster.progress, "_file", None)
-    monkeypatch.setattr(muster.progress, "_looked", False)
-    monkeypatch.setattr(muster.gate, "_gate", None)
+    forget_sidecar(monkeypatch)
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     assert save_tag() == save_tag() == ALONE

@@ -154,15 +154,30 @@ def test_beside_a_sidecar_ranks_without_torchrun_name_their_world(
         muster.data.shards(10, shard_size=4)
 
 
-def test_shards_go_on_after_the_step_that_the_script_says_it_starts_from(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def beside_commits(monkeypatch: pytest.MonkeyPatch, *commits: int | None) -> Told:
+    """Let this process be a rank of torchrun, which finds these last commits one by one."""
+    told, found = Told(*[{}] * 9), iter(commits)
     monkeypatch.setattr(resuming, "_started_from", None)
-    monkeypatch.setattr(sharding, "last_commit", lambda: 640)
-    told = Told(*[{}] * 9)
+    monkeypatch.setattr(sharding, "last_commit", lambda: next(found))
     monkeypatch.setattr(sharding, "ShardLine", lambda run_dir: told)
     monkeypatch.setenv("MUSTER_RUN_DIR", "/run")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
+    return told
+
+
+def test_all_data_sets_of_a_world_begin_from_the_step_that_its_weights_were_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = beside_commits(monkeypatch, None, 400)
+    for name in ("train", "held-out"):  # the second one after the first epoch
+        muster.data.shards(10, shard_size=2, name=name)
+    assert [(one["name"], one["start"]) for one in told.asked] == [("train", 0), ("held-out", 0)]
+
+
+def test_shards_go_on_after_the_step_that_the_script_says_it_starts_from(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = beside_commits(monkeypatch, *[640] * 9)
 
     def first(step: int, **given: int) -> int:
         monkeypatch.setattr(sharding, "_desks", {})

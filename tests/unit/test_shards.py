@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster import saved_steps, sharding
 from muster.orders import ShardOrder
 from muster.shard_log import ShardLog
 from rdzv import shard_ledger, shard_requests
@@ -233,21 +232,15 @@ def check(plan: Plan, moves: Sequence[tuple[str, int, int]]) -> None:
     assert sorted(job.weights) == list(range(EPOCHS * plan.epoch_length))
 
 
-@given(PLANS, MOVES)
-@settings(max_examples=200, deadline=None)
+@pytest.mark.parametrize("saves_max", [shard_ledger.SAVES_MAX, 2])
+@given(plan=PLANS, moves=MOVES)
+@settings(max_examples=150, deadline=None)
 def test_each_record_is_once_in_the_history_of_the_final_weights(
-    plan: Plan, moves: list[tuple[str, int, int]]
+    saves_max: int, plan: Plan, moves: list[tuple[str, int, int]]
 ) -> None:
-    check(plan, moves)
-
-
-@given(PLANS, MOVES)
-@settings(max_examples=100, deadline=None)
-def test_nor_does_it_matter_that_only_the_newest_saves_are_kept_apart(
-    plan: Plan, moves: list[tuple[str, int, int]]
-) -> None:
+    """Also where only the newest two saves are kept apart."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shard_ledger, "SAVES_MAX", 2)
+        patch.setattr(shard_ledger, "SAVES_MAX", saves_max)
         check(plan, moves)
 
 
@@ -474,31 +467,6 @@ def test_the_saves_of_many_ranks_fit_into_a_record() -> None:
     # What is no save of its own any more is not forgotten.
     everything: Intervals = union(ledger.trained.places, *(s.places for s in ledger.trained.saves))
     assert length(everything) == 99 * many * 10
-
-
-def test_all_data_sets_of_a_world_begin_from_the_step_that_its_weights_were_of(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked = []
-
-    class Line:
-        def __init__(self, run_dir: str) -> None:
-            """The sidecar's end is this test."""
-
-        def ask(self, request: dict[str, object]) -> dict[str, object]:
-            asked.append((request["name"], request["start"]))
-            return {"given": [], "done": False}
-
-    commits = iter([None, 400])
-    monkeypatch.setattr(sharding, "last_commit", lambda: next(commits))
-    monkeypatch.setattr(sharding, "ShardLine", Line)
-    monkeypatch.setattr(sharding, "_desks", {})
-    monkeypatch.setattr(saved_steps, "listeners", [])
-    monkeypatch.setenv("MUSTER_RUN_DIR", "/nowhere")
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "digits")
-    for name in ("train", "held-out"):  # the second one after the first epoch
-        sharding.shards(10, shard_size=2, name=name)
-    assert asked == [("train", 0), ("held-out", 0)]
 
 
 def test_a_store_that_has_lost_its_data_is_told_of_until_training_begins_anew() -> None:

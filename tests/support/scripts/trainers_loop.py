@@ -2,8 +2,9 @@
 """The training of ``drain_loop.py``, as users of a library write it: a weight that counts down.
 
 Argument: accelerate, deepspeed, lightning or transformers. The environment is that of
-``drain_loop.py``: a line for each step, ``DRAIN_LOOP_ALL_EVERY``, ``DRAIN_LOOP_STEPS``, and the end
-when ``STEP_LOOP_STOP`` exists. A weight that has not made each step once fails the training.
+``drain_loop.py``: a line for each step, ``DRAIN_LOOP_ALL_EVERY``, ``DRAIN_LOOP_STEPS``,
+``DRAIN_LOOP_ACCUMULATE`` (of Trainers), and the end when ``STEP_LOOP_STOP`` exists. A weight that
+has not made each step once fails the training.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from muster.resuming import check_start
 STEP_S = 0.05
 STEPS = int(os.environ.get("DRAIN_LOOP_STEPS", "0"))
 EVERY = int(os.environ["DRAIN_LOOP_ALL_EVERY"])
+ACCUMULATE = int(os.environ.get("DRAIN_LOOP_ACCUMULATE", "1"))
 DIRECTORY = Path(os.environ["CHECKPOINT_DIR"])
 MANY = 100_000
 """Steps, where a library asks how many there are: the training is ended before."""
@@ -155,7 +157,11 @@ def lightning() -> None:
     class Lines(Callback):
         steps: Steps | None = None
 
-        def on_train_batch_end(self, trainer: Trainer, module: Any, *_: Any) -> None:
+        def on_train_batch_end(
+            self, trainer: Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
+            if (batch_idx + 1) % ACCUMULATE:
+                return
             self.steps = self.steps or Steps()
             if self.steps.made(trainer.global_step, module.net.weight):
                 trainer.should_stop = True
@@ -166,6 +172,7 @@ def lightning() -> None:
         devices=devices,
         num_nodes=int(os.environ["WORLD_SIZE"]) // devices,
         max_steps=MANY,
+        accumulate_grad_batches=ACCUMULATE,
         callbacks=[
             Lines(),
             MusterCallback(str(DIRECTORY), steps_only=True),
@@ -198,6 +205,7 @@ def transformers() -> None:
         output_dir=str(DIRECTORY),
         max_steps=MANY,
         per_device_train_batch_size=1,
+        gradient_accumulation_steps=ACCUMULATE,
         learning_rate=1.0,
         lr_scheduler_type="constant",
         optim="sgd",

@@ -11,7 +11,7 @@ import asyncio
 import errno
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,14 +23,11 @@ from launcher_shim.c10d.rounds.mirrored_run import own
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from launcher_shim.rundir import layout
 from rdzv.drain.inputs import LiveRound, LiveRounds
-from rdzv.errors import RecordError
 from rdzv.job import JobClient
-from rdzv.members.registration import Held
-from rdzv.records.drain import Commit, Drain, LastCommit, Vote
+from rdzv.records.drain import Commit, Drain
 from rdzv.records.history import HistoryEntry
 from rdzv.snapshot import Snapshot, listing_of
 from rdzv.store import Operation, Put, WatchEvent
-from rdzv.store.interface import Interval
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.sidecars.cable import Cable, CabledStore
 from tests.support.sidecars.jobs import KEYS, identity, surroundings
@@ -107,29 +104,23 @@ def master_of(number: int) -> str:
 
 
 class PodRunDir(MemoryRunDir):
-    """One sidecar's hold on the run directory of its pod; one that was killed writes nothing."""
+    """The run directory of one pod, on a disk that may be full."""
 
     def __init__(self, pod: Pod) -> None:
         super().__init__()
         self.files, self.progress = pod.files, pod.progress
-        self.dead = False
         self._pod = pod
-
-    def put_gate(self, content: bytes) -> None:
-        if not self.dead:
-            super().put_gate(content)
 
     def _write(self, name: str, content: bytes, mode: int) -> None:
         if self._pod.disk_full:
             raise OSError(errno.ENOSPC, "No space left on device")
-        if not self.dead:
-            super()._write(name, content, mode)
+        super()._write(name, content, mode)
 
 
 class Pod:
-    """One pod: a sidecar that can be killed and started again, and ranks beside it.
+    """One pod: a sidecar that can be killed, and ranks beside it.
 
-    ``files`` and ``progress`` are its run directory's, which outlives sidecars.
+    ``files`` and ``progress`` are its run directory's.
     """
 
     def __init__(self, job: Job, name: str, notice_path: Path | None) -> None:
@@ -141,16 +132,11 @@ class Pod:
         self.disk_full = False
         self.ranks: list[Rank] = []
         self.cable = Cable()
-        self.held: Held | None = None
-        self.dead = asyncio.Event()
         self._notice_path = notice_path
         self._tasks: list[asyncio.Task[object]] = []
 
-    async def start(self, *, cut: bool = False) -> None:
-        """Start its sidecar, beside whatever the one before it left in the run directory."""
-        self.cable = Cable()
-        if cut:
-            self.cable.cut()
+    async def start(self) -> None:
+        """Start its sidecar."""
         self.run_dir = PodRunDir(self)
         self.store = CabledStore(self.job.engine, self.cable)
         around = surroundings(self.store, self.name)
@@ -168,7 +154,7 @@ class Pod:
         self.client = client = job_client(around, KEYS)
         self.mirror, self.membership = client.mirror, client.membership
         self.mirror.subscribe(lambda events: self.job.look(self.membership.snapshot()))
-        member = member_parts(around, settings, client, held=self.held, on_held=self._keep)
+        member = member_parts(around, settings, client)
         self.registrar, self.kernel = member.registrar, member.kernel
         self.drains = drains_of(
             *(around, settings, member),
@@ -182,17 +168,9 @@ class Pod:
             asyncio.create_task(self.drains.run()),
         ]
         await self.drains.notices.listening.wait()
-        self.dead.clear()
-
-    async def _keep(self, held: Held) -> None:
-        self.held = held
 
     async def kill(self) -> None:
         """End the sidecar at once: no goodbye, nothing finished."""
-        if not self._tasks:
-            return
-        self.run_dir.dead = True
-        self.dead.set()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -251,55 +229,22 @@ class Pod:
             await rank.end()
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """A phase that somebody who gave notice was told, and the store at that moment."""
-
-    phase: Phase
-    votes: dict[str, Vote]
-    last_commit: LastCommit | None
-
-
 class Client:
-    """Somebody who gave notice; where the sidecar dies it asks the next, as ``muster-run`` does."""
+    """Somebody who gave notice. ``phases``: those told so far."""
 
     def __init__(self, pod: Pod, notice: Notice) -> None:
-        self.told: list[Told] = []
+        self.phases: list[str] = []
         self._pod = pod
-        self._notice = notice
-        self._given_s = pod.job.clock()
+        self._own = pod.drains.own
+        self._own.notify(notice)
         self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> Phase:
-        while True:
-            await self._pod.soon(lambda: not self._pod.dead.is_set())
-            own = self._pod.drains.own
-            left_s = self._notice.seconds_left
-            if left_s is not None:
-                left_s = max(0.0, left_s - (self._pod.job.clock() - self._given_s))
-            own.notify(replace(self._notice, seconds_left=left_s))
-            phase = None
-            while not self._pod.dead.is_set():
-                phase = await self._unless_dead(own.phase_after(phase))
-                if phase is None:
-                    break
-                self.told.append(Told(phase, *self._pod.job.acknowledged()))
-                if phase.last:
-                    return phase
-
-    async def _unless_dead(self, phase: Any) -> Phase | None:
-        waits = [asyncio.ensure_future(phase), asyncio.ensure_future(self._pod.dead.wait())]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            return waits[0].result() if waits[0].done() else None
-        finally:
-            for one in waits:
-                one.cancel()
-
-    @property
-    def phases(self) -> list[str]:
-        """The phases told so far."""
-        return [told.phase.name for told in self.told]
+        phase = None
+        while phase is None or not phase.last:
+            phase = await self._own.phase_after(phase)
+            self.phases.append(phase.name)
+        return phase
 
     async def last(self) -> Phase:
         """Wait for the last phase."""
@@ -366,17 +311,6 @@ class Job:
 
     def phase_is(self, phase: str) -> Callable[[], bool]:
         return lambda: self.commit.phase == phase
-
-    def acknowledged(self) -> tuple[dict[str, Vote], LastCommit | None]:
-        """What the store itself says at this moment, whatever any watch has seen."""
-        votes, last = {}, None
-        for kv in self.engine.read(Interval.of(KEYS.prefix, prefix=True)):
-            with suppress(RecordError):
-                if kv.key.startswith(HERE.votes):
-                    votes[kv.key.rpartition("/")[2]] = Vote.from_kv(kv)
-                elif kv.key == KEYS.last_commit:
-                    last = LastCommit.from_kv(kv)
-        return votes, last
 
     def history(self) -> list[HistoryEntry]:
         """What is kept of drains."""

@@ -10,6 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
+import pytest
+
+import muster.gate
+import muster.progress
 from agent.rundir.channels import GatePage
 from agent.rundir.files import RunDir
 from agent.rundir.reports import read_line
@@ -41,6 +45,12 @@ class PodGate:
             )  # a file system's clock may be coarse
             aside.replace(run_dir / "env")
 
+    def be_rank(self, monkeypatch: pytest.MonkeyPatch, **environ: str) -> None:
+        """Let this process be a rank of the pod, which has asked for nothing yet."""
+        for name, value in {**environ, "MUSTER_RUN_DIR": str(self.run_dir)}.items():
+            monkeypatch.setenv(name, value)
+        forget_sidecar(monkeypatch)
+
     def show(self, gate: Gate) -> None:
         """Show another gate."""
         self.gate = gate
@@ -65,6 +75,13 @@ class PodGate:
         """Wait until what a rank tells meets a condition."""
         path = self.run_dir / "progress" / f"{local_rank}.json"
         wait(lambda: (line := read_line(path)) is not None and condition(line), timeout_s)
+
+
+def forget_sidecar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process look for its sidecar once more."""
+    for module, name in ((muster.progress, "_file"), (muster.gate, "_gate")):
+        monkeypatch.setattr(module, name, None)
+    monkeypatch.setattr(muster.progress, "_looked", False)
 
 
 def wait(condition: Callable[[], object], timeout_s: float = DEADLINE_S) -> None:

@@ -28,17 +28,13 @@ OWN_ROUND_WAIT_S = 5.0
 class Loop:
     """How the ranks of one pod train.
 
-    The first ``save_errors`` saves fail, which may end it. ``drains``: whether it takes part in
-    drains. ``saves_every``: steps between two periodic checkpoints; 0: none. After each
-    ``steps_a_loop`` (0: never) it evaluates, until the job's ``evaluated``. ``of_0_1``: its
-    ``import muster`` knows no page.
+    ``saves_every``: steps between two periodic checkpoints; 0: none. After each ``steps_a_loop``
+    (0: never) it evaluates, until the job's ``evaluated``. ``of_0_1``: its ``import muster`` knows
+    no page.
     """
 
     step_s: float = 0.05
     save_s: float = 0.05
-    save_errors: int = 0
-    save_errors_end_it: bool = False
-    drains: bool = True
     saves_every: int = 0
     steps_a_loop: int = 0
     ranks: int = 1
@@ -59,7 +55,6 @@ class Rank(BoundaryRank):
         self._pod = pod
         self._local_rank = local_rank
         self._loop = loop
-        self._errors = loop.save_errors
         self._random = Random(seed)
         self._former: boundary.Rank | None = None
         if loop.of_0_1:
@@ -74,8 +69,6 @@ class Rank(BoundaryRank):
     async def _run(self) -> None:
         step = await self._start()
         self.log.append(("begin", step))
-        if not self._loop.drains:
-            await asyncio.Event().wait()
         while True:
             last = step + self._loop.steps_a_loop if self._loop.steps_a_loop else None
             step = await self._train(step, last)
@@ -100,27 +93,22 @@ class Rank(BoundaryRank):
             self._told = self._told._replace(step=ENTERED_STEP)
         await self._publish()
         await self._begin()
-        try:
-            while last is None or step < last:
-                step += 1
-                await self._wait(self._loop.step_s * self._random.uniform(0.2, 1.8))
-                self.log.append(("step", step))
-                self._told = boundary.arrive(self._told, step)
+        while last is None or step < last:
+            step += 1
+            await self._wait(self._loop.step_s * self._random.uniform(0.2, 1.8))
+            self.log.append(("step", step))
+            self._told = boundary.arrive(self._told, step)
+            await self._publish()
+            due = await self._follow()
+            while due:
+                due = await self._save(step)
+            if self._loop.saves_every and step % self._loop.saves_every == 0:
+                began_s = asyncio.get_running_loop().time()
+                await self._wait(self._loop.save_s * self._random.uniform(0.2, 1.8))
+                took_s = asyncio.get_running_loop().time() - began_s
+                self._save_s = round(took_s, 1) if took_s >= TIMED_S else 0.0
+                self._note_saved(step)
                 await self._publish()
-                due = await self._follow()
-                while due:
-                    due = await self._save(step)
-                if self._loop.saves_every and step % self._loop.saves_every == 0:
-                    began_s = asyncio.get_running_loop().time()
-                    await self._wait(self._loop.save_s * self._random.uniform(0.2, 1.8))
-                    took_s = asyncio.get_running_loop().time() - began_s
-                    self._save_s = round(took_s, 1) if took_s >= TIMED_S else 0.0
-                    self._note_saved(step)
-                    await self._publish()
-        except OSError as error:
-            self._told = boundary.fail(self._told, f"OSError: {error}")
-            await self._publish(drain=False)
-            await asyncio.Event().wait()
         await self._publish(drain=False, away=True)
         self._former = self._told
         return step
@@ -128,16 +116,8 @@ class Rank(BoundaryRank):
     async def _save(self, step: int) -> bool:
         """Return whether the very same step is to be saved again."""
         await self._wait(self._loop.save_s * self._random.uniform(0.2, 1.8))
-        if self._errors:
-            self._errors -= 1
-            self.log.append(("error", step))
-            if self._loop.save_errors_end_it:
-                raise OSError("no space left")
-            # It trains on without drain.committed().
-            self._told = boundary.fail(self._told, "it was not committed")
-        else:
-            self._note_saved(step)
-            self._told = boundary.acknowledge(self._told)
+        self._note_saved(step)
+        self._told = boundary.acknowledge(self._told)
         await self._publish()
         return await self._follow()
 

@@ -8,7 +8,6 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from random import Random
 
 from agent.parts import member_parts
@@ -58,11 +57,6 @@ class Pod:
         self.registrar = member_parts(around, settings, one).registrar
         self.desk = ShardDesk(one, self.registrar, self.rounds, random=Random(name))
 
-    def disturb(self, store: Store) -> None:
-        """Let all requests for shards go through another client of the store."""
-        one = replace(self.client, store=store)
-        self.desk = ShardDesk(one, self.registrar, self.rounds, random=Random(self.name))
-
     async def vanish(self) -> None:
         """Let its lease end in the store, though its ranks live: as for a pod behind a cut."""
         assert self.registration is not None
@@ -82,20 +76,14 @@ async def pods(
     job: str,
     names: Iterable[str],
     clock: Callable[[], float],
-    disturbed: Callable[[str], Store] | None = None,
 ) -> AsyncIterator[dict[str, Pod]]:
-    """Members of one job, each with a mirror of its own.
-
-    ``disturbed`` makes the store that a pod's requests for shards go through.
-    """
+    """Members of one job, each with a mirror of its own."""
     async with AsyncExitStack() as stack:
         made = {}
         for name in names:
             one = JobClient.of(connect(), JobKeys("shards", job), clock=clock)
             await stack.enter_async_context(loaded(one))
             made[name] = pod = Pod(one, name)
-            if disturbed is not None:
-                pod.disturb(disturbed(name))
             pod.registration = await stack.enter_async_context(running(pod.registrar))
         await registered(*(pod.registrar for pod in made.values()))
         yield made

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 from torch.utils.data import DataLoader
 
+import muster.lightning
 from muster.data import ElasticSampler
 from muster.lightning import MusterCallback, last_checkpoint
 
@@ -179,6 +181,22 @@ def bare_by_name(directory: Path) -> str:
     return f"{trainer.global_step} steps"
 
 
+def one_call(directory: Path, **named: Any) -> str:
+    def seen(**given: Any) -> list[int]:
+        net = Net()
+        muster.lightning.fit(
+            net, DATA, directory=str(directory), global_batch=BATCH, save_every=1, logger=False,
+            enable_progress_bar=False, accelerator="cpu", **given,
+        )  # fmt: skip
+        return net.seen
+
+    return tally(seen(max_steps=2, micro_batch=5, **named) + seen(max_steps=6))
+
+
+def one_call_that_names_the_world(directory: Path) -> str:
+    return one_call(directory, num_nodes=2, devices=1)
+
+
 def base(directory: Path) -> str:
     return tally(two_lives(directory))
 
@@ -271,46 +289,6 @@ def _as_undisturbed(directory: Path, stop: int, **given: Any) -> str:
     return "as undisturbed"
 
 
-def commit_before_an_epochs_end(directory: Path) -> str:
-    return _as_undisturbed(directory, 5)
-
-
-def commit_at_an_epochs_end(directory: Path) -> str:
-    return _as_undisturbed(directory, 6)
-
-
-def commit_after_an_epochs_end(directory: Path) -> str:
-    return _as_undisturbed(directory, 7)
-
-
-def commit_at_the_last_epochs_end(directory: Path) -> str:
-    return _as_undisturbed(directory, 18)
-
-
-def commit_at_an_epochs_end_not_validated(directory: Path) -> str:
-    return _as_undisturbed(directory, 6, validated=False)
-
-
-def commit_at_an_epochs_end_rarely_validated(directory: Path) -> str:
-    return _as_undisturbed(directory, 6, check_val_every_n_epoch=2)
-
-
-def commit_at_an_epochs_end_by_steps(directory: Path) -> str:
-    return _as_undisturbed(directory, 6, max_epochs=-1, max_steps=15)
-
-
-def commit_where_an_epochs_schedule_steps(directory: Path) -> str:
-    return _as_undisturbed(directory, 6, schedule="epoch")
-
-
-def commit_where_a_plateau_is_seen(directory: Path) -> str:
-    return _as_undisturbed(directory, 12, schedule="plateau")
-
-
-def commit_before_a_plateau_is_seen(directory: Path) -> str:
-    return _as_undisturbed(directory, 11, schedule="plateau")
-
-
 def commit_after_the_last_validation_of_an_epoch(directory: Path) -> str:
     """The value that a plateau would be seen in is of the life before."""
     given: dict[str, Any] = {"validated": True, "val_check_interval": 4, "max_epochs": 2}
@@ -319,17 +297,30 @@ def commit_after_the_last_validation_of_an_epoch(directory: Path) -> str:
     return f"{trainer.global_step} steps"
 
 
-def commit_where_training_stops_early(directory: Path) -> str:
-    return _as_undisturbed(directory, 12, stopping=True, max_epochs=9)
+COMMITS: dict[str, dict[str, Any]] = {
+    "commit_before_an_epochs_end": {"stop": 5},
+    "commit_at_an_epochs_end": {"stop": 6},
+    "commit_after_an_epochs_end": {"stop": 7},
+    "commit_at_the_last_epochs_end": {"stop": 18},
+    "commit_at_an_epochs_end_not_validated": {"stop": 6, "validated": False},
+    "commit_at_an_epochs_end_rarely_validated": {"stop": 6, "check_val_every_n_epoch": 2},
+    "commit_at_an_epochs_end_by_steps": {"stop": 6, "max_epochs": -1, "max_steps": 15},
+    "commit_where_an_epochs_schedule_steps": {"stop": 6, "schedule": "epoch"},
+    "commit_where_a_plateau_is_seen": {"stop": 12, "schedule": "plateau"},
+    "commit_before_a_plateau_is_seen": {"stop": 11, "schedule": "plateau"},
+    "commit_where_training_stops_early": {"stop": 12, "stopping": True, "max_epochs": 9},
+    "commit_at_a_validation": {"stop": 2, "val_check_interval": 2},
+    "commit_at_a_validation_of_a_part": {
+        "stop": 2,
+        "val_check_interval": 0.25,
+        "limit_train_batches": 5,
+    },
+    "commit_at_a_validation_of_all_batches": {
+        "stop": 8,
+        "val_check_interval": 4,
+        "check_val_every_n_epoch": None,
+    },
+}
+"""Two lives, the first of which ends with a commit at the step ``stop``."""
 
-
-def commit_at_a_validation(directory: Path) -> str:
-    return _as_undisturbed(directory, 2, val_check_interval=2)
-
-
-def commit_at_a_validation_of_a_part(directory: Path) -> str:
-    return _as_undisturbed(directory, 2, val_check_interval=0.25, limit_train_batches=5)
-
-
-def commit_at_a_validation_of_all_batches(directory: Path) -> str:
-    return _as_undisturbed(directory, 8, val_check_interval=4, check_val_every_n_epoch=None)
+CASES = {name: partial(_as_undisturbed, **given) for name, given in COMMITS.items()}

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import time
 from typing import Any
 
 import torch
@@ -15,8 +13,7 @@ from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from torch import nn
 
 import muster.lightning
-from muster.world import World
-from tests.support.training.survivor import BATCH, PACE_S, ROWS, Case, agree, digest_of, entered
+from tests.support.training.survivor import BATCH, ROWS, Case, TrainerLog, digest_of, entered
 
 MAX_STEPS = 200
 
@@ -49,35 +46,22 @@ class Net(LightningModule):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
-class Log(Callback):
+class Log(TrainerLog, Callback):
     """Writes each step, and the state in which each world begins."""
 
-    def __init__(self, case: Case) -> None:
-        self.case = case
-        self.lines = (case.folder / f"{case.name}.jsonl").open("a", buffering=1)
-        self.world: World | None = None
-        self.number = self.step = -1
-
-    def say(self, **fields: Any) -> None:
-        self.lines.write(json.dumps(fields) + "\n")
+    step = -1
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert self.world is not None
         assert isinstance(pl_module, Net)
         pl_module.rows.clear()
-        self.step, self.number = trainer.global_step, self.world._me.formed
-        self.say(world=self.number, at=self.step, digest=digest(trainer), rank=trainer.global_rank)
+        self.step = trainer.global_step
+        self.begin(self.step, trainer.global_rank, digest(trainer))
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         assert isinstance(pl_module, Net)
-        if trainer.global_step == self.step:
-            return
-        self.step = trainer.global_step
-        self.say(step=self.step, world=self.number, rows=pl_module.rows, whole=True)
-        pl_module.rows.clear()
-        time.sleep(PACE_S)
-        if agree(self.case, self.step):
-            trainer.should_stop = True
+        if trainer.global_step != self.step:
+            self.step = trainer.global_step
+            trainer.should_stop |= self.make(self.step, pl_module.rows)
 
 
 def digest(trainer: Trainer) -> str:
@@ -93,13 +77,6 @@ def train(case: Case) -> None:
     log = Log(case)
     rows = torch.randn(ROWS, 4, generator=torch.Generator().manual_seed(7))
     data = list(enumerate(rows))
-    enter = World.__enter__
-
-    def noted(world: World) -> World:
-        log.world = world
-        return enter(world)
-
-    World.__enter__ = noted  # type: ignore[method-assign]
     trainer = muster.lightning.fit(
         Net(case.dies_at), data, directory=str(case.folder / "checkpoints"), global_batch=BATCH,
         micro_batch=3, in_place=True, accelerator="cpu", max_steps=MAX_STEPS, callbacks=[log],

@@ -119,6 +119,37 @@ def agree(case: Case, step: int) -> bool:
     return bool(ends)
 
 
+class TrainerLog:
+    """What a callback writes: the state in which each world begins, and each step."""
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        self._lines = (case.folder / f"{case.name}.jsonl").open("a", buffering=1)
+        self._number = -1
+        enter = World.__enter__
+
+        def noted(world: World) -> World:
+            self._world = world
+            return enter(world)
+
+        World.__enter__ = noted  # type: ignore[method-assign]
+
+    def say(self, **fields: Any) -> None:
+        self._lines.write(json.dumps(fields) + "\n")
+
+    def begin(self, step: int, rank: int, digest: str) -> None:
+        """Write with which step and state this rank's world begins."""
+        self._number = self._world._me.formed
+        self.say(world=self._number, at=step, digest=digest, rank=rank)
+
+    def make(self, step: int, rows: list[int]) -> bool:
+        """Write a step and the rows it was trained on; return whether it was the last one."""
+        self.say(step=step, world=self._number, rows=rows, whole=True)
+        rows.clear()
+        time.sleep(PACE_S)
+        return agree(self._case, step)
+
+
 def goal_of(folder: Path) -> int:
     try:
         return int((folder / "goal").read_text())

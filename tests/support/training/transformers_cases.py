@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,27 +121,11 @@ class OwnLoader(Trainer):
         return super().get_train_dataloader()
 
 
-def own_sampler(directory: Path) -> str:
-    return tally(two_lives(directory, kind=OwnSampler))
-
-
-def own_loader(directory: Path) -> str:
-    return tally(two_lives(directory, kind=OwnLoader))
-
-
 def own_loader_of_one(directory: Path) -> str:
     trainer = trainer_of(directory, END, data=DATA, net=Net())
     trainer.get_train_dataloader = trainer.get_train_dataloader
     MusterCallback(trainer, global_batch=BATCH)
     return "accepted"
-
-
-def own_sampler_replaced(directory: Path) -> str:
-    return tally(two_lives(directory, kind=OwnSampler, replace=True))
-
-
-def batch_rebalance(directory: Path) -> str:
-    return tally(two_lives(directory, train_sampling_strategy="batch_rebalance"))
 
 
 def own_accumulation(directory: Path) -> str:
@@ -161,14 +146,6 @@ class Stream(IterableDataset[Any]):
 class Sized(Stream):
     def __len__(self) -> int:
         return ROWS
-
-
-def stream(directory: Path) -> str:
-    return tally(two_lives(directory, data=Stream(), max_steps=6))
-
-
-def stream_with_a_length(directory: Path) -> str:
-    return tally(two_lives(directory, data=Sized()))
 
 
 def save_only_model(directory: Path) -> str:
@@ -318,3 +295,21 @@ def find_batch_size(directory: Path) -> str:
 
     net, trainer = train(directory, net=Big(), auto_find_batch_size=True)
     return f"{tally(net.seen)}; accumulation {trainer.args.gradient_accumulation_steps}"
+
+
+TALLIED: dict[str, dict[str, Any]] = {
+    "own_sampler": {"kind": OwnSampler},
+    "own_loader": {"kind": OwnLoader},
+    "own_sampler_replaced": {"kind": OwnSampler, "replace": True},
+    "batch_rebalance": {"train_sampling_strategy": "batch_rebalance"},
+    "stream": {"data": Stream(), "max_steps": 6},
+    "stream_with_a_length": {"data": Sized()},
+}
+"""What is given in two lives, of which nothing is asked but how often each row was trained."""
+
+
+def _tallied(directory: Path, **given: Any) -> str:
+    return tally(two_lives(directory, **given))
+
+
+CASES = {name: partial(_tallied, **given) for name, given in TALLIED.items()}

@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +12,7 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import muster.transformers
-from muster.world import World
-from tests.support.training.survivor import BATCH, PACE_S, ROWS, Case, agree, digest_of, entered
+from tests.support.training.survivor import BATCH, ROWS, Case, TrainerLog, digest_of, entered
 
 MAX_STEPS = 200
 
@@ -40,33 +36,22 @@ class Net(nn.Module):
         return {"loss": loss}
 
 
-class Log(TrainerCallback):
+class Log(TrainerLog, TrainerCallback):
     """Writes each step, and the state in which each world begins."""
 
     def __init__(self, case: Case, net: Net) -> None:
-        self.case, self.net = case, net
-        self.log = (case.folder / f"{case.name}.jsonl").open("a", buffering=1)
-        self.world: World | None = None
-        self.number = -1
-
-    def say(self, **fields: Any) -> None:
-        self.log.write(json.dumps(fields) + "\n")
+        super().__init__(case)
+        self.net = net
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        assert self.world is not None
         self.net.rows.clear()
         self.net.step = state.global_step
-        self.number = self.world._me.formed
         digest = digest_of(given["model"], given["optimizer"], given["lr_scheduler"])
-        self.say(world=self.number, at=state.global_step, digest=digest, rank=args.process_index)
+        self.begin(state.global_step, args.process_index, digest)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        step = self.net.step = state.global_step
-        self.say(step=step, world=self.number, rows=self.net.rows, whole=True)
-        self.net.rows.clear()
-        time.sleep(PACE_S)
-        if agree(self.case, step):
-            control.should_training_stop = True
+        self.net.step = state.global_step
+        control.should_training_stop |= self.make(state.global_step, self.net.rows)
 
 
 def train(case: Case) -> None:
@@ -82,16 +67,7 @@ def train(case: Case) -> None:
     rows = torch.randn(ROWS, 4, generator=torch.Generator().manual_seed(7))
     data = [{"number": number, "given": row} for number, row in enumerate(rows)]
     trainer = Trainer(net, arguments, train_dataset=data, callbacks=[log])
-    enter = World.__enter__
-
-    def noted(world: World) -> World:
-        log.world = world
-        return enter(world)
-
-    World.__enter__ = noted  # type: ignore[method-assign]
     result = muster.transformers.train(trainer, global_batch=BATCH, in_place=True)
     digest = digest_of(net, trainer.optimizer, trainer.lr_scheduler)
     log.say(ended=result.global_step, digest=digest)
-    torch.save([one.detach() for one in net.parameters()], case.folder / f"{case.name}.pt")
-    Path(case.folder / f"{case.name}.ended").touch()
     os._exit(0)

@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,12 @@ import torch
 import torch.distributed as dist
 
 from launcher_shim.rundir.rank_reports import read_whole
-from tests.support.training.survivor import Case, train, undisturbed
+from tests.support.training.survivor import BATCH, ROWS, Case, train, undisturbed
+from tests.support.training.worker import forks
 
 DEADLINE_S = 100.0
+NEAR = 1e-5
+"""What weights differ by that were summed in another order."""
 
 
 class Worlds:
@@ -45,8 +47,7 @@ class Worlds:
         self._orders: dict[str, dict[str, Any]] = {}
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.processes: dict[str, Any] = {}
-        self._context = get_context("forkserver")
-        self._context.set_forkserver_preload([life.__module__])
+        self._context = forks()
 
     def __enter__(self) -> Worlds:
         return self
@@ -65,6 +66,12 @@ class Worlds:
             process = self._context.Process(target=self._life, args=(case,), daemon=True)
             process.start()
             self.processes[name] = process
+
+    def begin(self, *names: str) -> None:
+        """Let these form the first world; those of them that are not started yet are."""
+        self.start(*(name for name in names if name not in self.processes))
+        self.ready(*names)
+        assert self.form(*names), self.shown()
 
     def order(self, name: str, **fields: Any) -> int:
         """Write a pod's order; return its epoch."""
@@ -197,6 +204,14 @@ class Worlds:
         assert [self.processes[name].exitcode for name in self.members] == [0] * len(self.members)
         return step + after
 
+    def finish(self, after: int = 6, *, compared: bool = True) -> int:
+        """End; see that no step was lost, and be ``compared`` with a run that nothing disturbs."""
+        last = self.end(after)
+        self.check(last)
+        if compared:
+            assert self.difference(last) < NEAR
+        return last
+
     def log(self, name: str) -> list[dict[str, Any]]:
         text = (self.folder / f"{name}.jsonl").read_text()
         return [json.loads(line) for line in text.splitlines()]
@@ -243,6 +258,14 @@ class Worlds:
                 if "step" in line and (line["step"], line["world"]) in made:
                     found.setdefault(line["step"], []).extend(line["rows"])
         return found
+
+    def check_rows(self, last: int) -> None:
+        """Each row was trained once in each whole epoch, all of a batch in one step."""
+        by_step, steps = self.rows(), ROWS // BATCH
+        assert [len(by_step[step]) for step in range(1, last + 1)] == [BATCH] * last
+        for epoch in range(last // steps):
+            rows = Counter(row for at in range(steps) for row in by_step[epoch * steps + at + 1])
+            assert rows == Counter(range(ROWS))
 
     def made(self) -> set[tuple[int, int]]:
         """The steps that a rank has made, each with its world."""
