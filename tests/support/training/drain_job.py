@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -242,11 +241,7 @@ def nothing_lost(job: Job) -> Account:
 
 def outcomes(job: Job) -> list[str]:
     """How the drains ended that the history tells of."""
-    prefix = job.keys.history
-    found = [
-        json.loads(kv.value) for key, kv in job.witness.kvs().items() if key.startswith(prefix)
-    ]
-    return [entry["details"]["outcome"] for entry in found if entry["what"] == "drain"]
+    return [str(entry.details["outcome"]) for entry in job.history()]
 
 
 def drain_and_replace(

@@ -17,6 +17,7 @@ from console.local.launch_line import LaunchLine
 from console.local.settings import LocalSettings, launcher_environment, read_delivery
 from launcher_shim.c10d.rounds.records import Round
 from rdzv.keys import JobKeys
+from rdzv.records.history import HistoryEntry
 from rdzv.records.policy import JobPolicy
 from rdzv.store.access import Access
 from tests.support.releases.frozen import said
@@ -339,6 +340,12 @@ class Job(Training, Pods):
         """Where a node stands in the run, as the store has it; empty where it does not."""
         found = self.witness.sight.nodes.get(node.name)
         return found.state if found else ""
+
+    def history(self, what: str = "drain") -> list[HistoryEntry]:
+        """What is kept of drains, or of something else; the oldest first."""
+        prefix, kvs = self.keys.history, sorted(self.witness.kvs().items())
+        entries = [HistoryEntry.from_kv(kv) for key, kv in kvs if key.startswith(prefix)]
+        return [entry for entry in entries if entry.what == what]
 
     def restarts_burnt(self, since: World | None = None) -> int:
         """Most restarts that torch has counted on one node since a world, or at all.
