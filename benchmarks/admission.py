@@ -23,7 +23,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from benchmarks.admission_server import ApiServer
-from benchmarks.figures import Bar, Figure
+from benchmarks.figures import Bar, Figure, of_one
 from benchmarks.processor_time import cpu_s
 from rdzv.errors import ClusterRefused
 from tests.support.ports import free_ports
@@ -98,20 +98,20 @@ def _measure(folder: Path, pods: int) -> list[Figure]:
 
     def at_most(name: str, found: Distribution, bar: Bar | None = None) -> list[Figure]:
         return [
-            Figure(f"admission/{name}, p50 at most", found.at_most(0.5), "s", None, ()),
-            Figure(f"admission/{name}, p99 at most", found.at_most(0.99), "s", bar, ()),
+            of_one(f"admission/{name}, p50 at most", "s", None, found.at_most(0.5)),
+            of_one(f"admission/{name}, p99 at most", "s", bar, found.at_most(0.99)),
         ]
 
     bar = Bar("value", "<=", OWN_TIME_MAX_S)
     within = own.share_within(OWN_TIME_MAX_S)
     return [
         *at_most("own time", own, bar),
-        Figure("admission/own time, within 50 ms", within, "of 1", None, ()),
+        of_one("admission/own time, within 50 ms", "of 1", None, within),
         *at_most("own processor time", own_cpu, bar),
         *at_most("the API server's view", asked),
-        Figure("admission/pods with a sidecar", with_it, "", Bar("value", "==", pods), ()),
-        Figure("admission/the whole process, for a pod", process_s / pods, "CPU s", None, ()),
-        Figure("admission/pods made", pods / took_s, "1/s", None, ()),
+        of_one("admission/pods with a sidecar", "", Bar("value", "==", pods), with_it),
+        of_one("admission/the whole process, for a pod", "CPU s", None, process_s / pods),
+        of_one("admission/pods made", "1/s", None, pods / took_s),
     ]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.utils.data import DistributedSampler
 
-from benchmarks.figures import Bar, Figure, of_medians
+from benchmarks.figures import Bar, Figure, of_runs
 from muster.data import ElasticSampler
 
 SAMPLES = 10_000_000
@@ -40,7 +40,7 @@ def _rate(world: int) -> Figure:
         torchs.append(_millions_a_second(other, SAMPLES // world))
     name = f"data: samples of one rank of {world} a second, of {SAMPLES:,}"
     baseline = "torch's DistributedSampler"
-    return of_medians(name, "M/s", Bar("ratio", ">=", 1.0), ours, torchs, baseline)
+    return of_runs(name, "M/s", Bar("ratio", ">=", 1.0), ours, torchs, baseline)
 
 
 def _millions_a_second(samples: Iterable[Any], count: int) -> float:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent.config import Config
-from benchmarks.figures import Bar, Figure
+from benchmarks.figures import Bar, Figure, of_one, say, say_load
 from rdzv.settings import settings_of
 
 NEWCOMERS = 8
@@ -59,7 +59,7 @@ class Run(NamedTuple):
 
 async def measure() -> list[Figure]:
     """Run the three variants, one after the other."""
-    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", file=sys.stderr)
+    say_load()
     window = settings_of(Config)["gather_s"].default
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as directory:
         root = Path(directory)
@@ -79,20 +79,8 @@ async def measure() -> list[Figure]:
     return [
         worlds,
         _share("gather/share of those 140 s in which steps were made", gathered, single, 0.95),
-        Figure(
-            "gather/the same by torchrun's own rendezvous: worlds",
-            native.worlds,
-            "1",
-            None,
-            (native.worlds,),
-        ),
-        Figure(
-            "gather/the same by torchrun's own rendezvous: share",
-            native.trained,
-            "1",
-            None,
-            (native.trained,),
-        ),
+        of_one("gather/the same by torchrun's own rendezvous: worlds", "1", None, native.worlds),
+        of_one("gather/the same by torchrun's own rendezvous: share", "1", None, native.trained),
     ]
 
 
@@ -125,7 +113,7 @@ async def _run(directory: Path, option: str) -> Run:
         status = await process.wait()
     told = json.loads(await asyncio.to_thread((report / "timeline.json").read_text))
     run = judged(told)
-    print(f"{option}: {run.worlds} worlds, {run.trained:.1%}, status {status}", file=sys.stderr)
+    say(f"{option}: {run.worlds} worlds, {run.trained:.1%}, status {status}")
     return run
 
 

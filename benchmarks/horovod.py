@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmarks.etcd_server import etcd_server
-from benchmarks.figures import Bar, Figure, of_medians, percentile
+from benchmarks.etcd_members import etcd_server
+from benchmarks.figures import Bar, Figure, of_runs, p99, say
 from benchmarks.horovod_job import HorovodJob, Leave
 from benchmarks.horovod_jobs import MusterJob, SshJob
-from benchmarks.node_processes import REPOSITORY
 from benchmarks.openssh import sshd
+from tests.support.horovod.cluster import horovod_folder
 
 ROUNDS = 5
 CYCLES = 6
@@ -56,7 +55,8 @@ async def measure(rounds: int = ROUNDS) -> list[Figure]:
     muster, ssh = Runs(), Runs()
     async with AsyncExitStack() as stack:
         # For horovodrun, and for the workers' python.
-        os.environ["PATH"] = os.pathsep.join((await horovod_folder(), os.environ["PATH"]))
+        folder = await asyncio.to_thread(horovod_folder)
+        os.environ["PATH"] = os.pathsep.join((folder, os.environ["PATH"]))
         endpoint = await stack.enter_async_context(etcd_server())
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-")))
         client = await stack.enter_async_context(sshd(root / "ssh"))
@@ -87,10 +87,7 @@ async def change(pair: Sequence[tuple[HorovodJob, Runs]]) -> None:
                 stages = ", ".join(
                     f"{name} {seconds:.2f}" for name, seconds in asdict(runs.left[-1]).items()
                 )
-                print(
-                    f"{type(job).__name__}: left in s: {stages}; joined in {runs.joined[-1]:.2f} s",
-                    file=sys.stderr,
-                )
+                say(f"{type(job).__name__}: left in s: {stages}; joined in {runs.joined[-1]:.2f} s")
     finally:
         for job, _ in pair:
             await job.end()
@@ -101,7 +98,7 @@ def figures(muster: Runs, ssh: Runs) -> list[Figure]:
     name = "OpenSSH, a bare file"
     left, left_ssh = ([leave.whole for leave in runs.left] for runs in (muster, ssh))
     return [
-        of_medians(
+        of_runs(
             "horovod/SIGTERM to the worker's end and the others' step",
             "s",
             Bar("value", "<=", 1.3),
@@ -109,18 +106,17 @@ def figures(muster: Runs, ssh: Runs) -> list[Figure]:
             left_ssh,
             name,
         ),
-        Figure(
+        of_runs(
             "horovod/SIGTERM to the worker's end and the others' step, p99",
-            percentile(left, 0.99),
             "s",
             Bar("value", "<=", 2.5),
-            tuple(left),
-            percentile(left_ssh, 0.99),
+            left,
+            left_ssh,
             name,
-            tuple(left_ssh),
+            by=p99,
         ),
         *(
-            of_medians(
+            of_runs(
                 f"horovod/leave: {words}",
                 "s",
                 None,
@@ -131,7 +127,7 @@ def figures(muster: Runs, ssh: Runs) -> list[Figure]:
             )
             for stage, words in STAGES.items()
         ),
-        of_medians(
+        of_runs(
             "horovod/join to the first step",
             "s",
             Bar("ratio", "<=", 1.1),
@@ -140,18 +136,3 @@ def figures(muster: Runs, ssh: Runs) -> list[Figure]:
             name,
         ),
     ]
-
-
-async def horovod_folder() -> str:
-    """Return the folder of horovodrun and of a python that has it; builds it if missing."""
-    if named := os.environ.get("MUSTER_TEST_HOROVOD"):
-        return named
-    process = await asyncio.create_subprocess_exec(
-        REPOSITORY / "scripts" / "toolchain" / "horovod",
-        sys.executable,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    output, _ = await process.communicate()
-    if process.returncode != 0:
-        raise SystemExit("horovod could not be made ready.")
-    return output.decode().strip()

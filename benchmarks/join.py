@@ -8,15 +8,14 @@ last handler has its world. Native: the same handlers on one TCPStore server of 
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.etcd_server import etcd_server
-from benchmarks.figures import Bar, Figure, of_medians
+from benchmarks.etcd_members import etcd_server
+from benchmarks.figures import Bar, Figure, of_runs, say
 from benchmarks.worker import Worker, worker
 
 SIZES = (64, 256)
@@ -75,7 +74,7 @@ def _figures(
     size: int, ours: list[Joined], native: list[Joined], cpu_ms: list[float]
 ) -> list[Figure]:
     return [
-        of_medians(
+        of_runs(
             f"join/{size}/all in one round",
             "1",
             Bar("value", "==", 1),
@@ -83,7 +82,7 @@ def _figures(
             [float(joined.together) for joined in native],
             "native c10d",
         ),
-        of_medians(
+        of_runs(
             f"join/{size}/compare-and-sets a handler",
             "1",
             Bar("value", "==", 1),
@@ -91,7 +90,7 @@ def _figures(
             [joined.compare_sets / size for joined in native],
             "native c10d",
         ),
-        of_medians(
+        of_runs(
             f"join/{size}/seconds",
             "s",
             None,
@@ -99,7 +98,7 @@ def _figures(
             [joined.seconds for joined in native],
             "native c10d",
         ),
-        of_medians(f"join/{size}/CPU of one sidecar", "ms", None, cpu_ms, [], ""),
+        of_runs(f"join/{size}/CPU of one sidecar", "ms", None, cpu_ms),
     ]
 
 
@@ -131,7 +130,7 @@ async def _job(
         )
     )
     registered_s = time.monotonic() - began_s
-    print(f"  {size} sidecars registered in {registered_s:.1f} s", file=sys.stderr)
+    say(f"  {size} sidecars registered in {registered_s:.1f} s")
     try:
         yield [port for share in ports for port in share]
     finally:
@@ -195,8 +194,7 @@ def _shares(items: Sequence[Any], parts: int) -> list[list[Any]]:
 
 def _say(who: str, joined: Joined) -> None:
     problems = f", failures: {joined.failures[:3]}" if joined.failures else ""
-    print(
+    say(
         f"{who}: {joined.seconds:.2f} s, {joined.compare_sets} compare-and-sets, "
-        f"{joined.worlds} world(s){problems}",
-        file=sys.stderr,
+        f"{joined.worlds} world(s){problems}"
     )

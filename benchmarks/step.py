@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from agent.rundir.channels import GatePage
-from benchmarks.figures import Bar, Figure, of_medians, percentile
+from benchmarks.figures import Bar, Figure, of_runs, percentile
 from muster.draining import Drain
 from muster.gate import GateFile
 from muster.progress import ProgressFile
@@ -54,7 +54,7 @@ def _measure() -> list[Figure]:
                 bare_slow.append(percentile(times, 0.99))
     added = [one - other for one, other in zip(with_drain, bare, strict=True)]
     return [
-        of_medians(
+        of_runs(
             "step: commit_due with no drain pending, progress included",
             "us",
             Bar("value", "<=", 20.0),
@@ -62,7 +62,7 @@ def _measure() -> list[Figure]:
             bare,
             "the same loop without it",
         ),
-        of_medians("step: p99 of a step with it", "us", None, slow, bare_slow, "without it"),
+        of_runs("step: p99 of a step with it", "us", None, slow, bare_slow, "without it"),
     ]
 
 
