@@ -14,12 +14,12 @@ import os
 import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.etcd_members import etcd_server
 from benchmarks.figures import Bar, Figure, of_runs, p99, say
-from benchmarks.horovod_job import HorovodJob, Leave
+from benchmarks.horovod_job import HorovodJob
 from benchmarks.horovod_jobs import MusterJob, SshJob
 from benchmarks.openssh import sshd
 from tests.support.horovod.cluster import horovod_folder
@@ -33,20 +33,11 @@ SETTLED_S = 1.0
 """Time for which a world makes steps before the next change."""
 
 
-STAGES = {
-    "delisted": "SIGTERM to a host list without the host",
-    "heard": "from then to the last step with it",
-    "reset": "from that step to the others' next one",
-    "ended": "from that step to its worker's end",
-}
-"""The stages of each leave, by the fields of ``Leave``."""
-
-
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """The leaves of one kind of job, and the seconds of its joins."""
+    """The seconds of the leaves and joins of one kind of job."""
 
-    left: list[Leave] = field(default_factory=list)
+    left: list[float] = field(default_factory=list)
     joined: list[float] = field(default_factory=list)
 
 
@@ -84,10 +75,8 @@ async def change(pair: Sequence[tuple[HorovodJob, Runs]]) -> None:
                 await asyncio.sleep(SETTLED_S)
                 runs.joined.append(await job.join())
                 job.stop()
-                stages = ", ".join(
-                    f"{name} {seconds:.2f}" for name, seconds in asdict(runs.left[-1]).items()
-                )
-                say(f"{type(job).__name__}: left in s: {stages}; joined in {runs.joined[-1]:.2f} s")
+                took = f"left in {runs.left[-1]:.2f} s; joined in {runs.joined[-1]:.2f} s"
+                say(f"{type(job).__name__}: {took}")
     finally:
         for job, _ in pair:
             await job.end()
@@ -96,36 +85,23 @@ async def change(pair: Sequence[tuple[HorovodJob, Runs]]) -> None:
 def figures(muster: Runs, ssh: Runs) -> list[Figure]:
     """Build the figures of the measurements."""
     name = "OpenSSH, a bare file"
-    left, left_ssh = ([leave.whole for leave in runs.left] for runs in (muster, ssh))
     return [
         of_runs(
             "horovod/SIGTERM to the worker's end and the others' step",
             "s",
             Bar("value", "<=", 1.3),
-            left,
-            left_ssh,
+            muster.left,
+            ssh.left,
             name,
         ),
         of_runs(
             "horovod/SIGTERM to the worker's end and the others' step, p99",
             "s",
             Bar("value", "<=", 2.5),
-            left,
-            left_ssh,
+            muster.left,
+            ssh.left,
             name,
             by=p99,
-        ),
-        *(
-            of_runs(
-                f"horovod/leave: {words}",
-                "s",
-                None,
-                [getattr(leave, stage) for leave in muster.left],
-                # A file's rename starts the clock, so this stage takes no time.
-                [getattr(leave, stage) for leave in ssh.left if stage != "delisted"],
-                name,
-            )
-            for stage, words in STAGES.items()
         ),
         of_runs(
             "horovod/join to the first step",

@@ -57,22 +57,17 @@ async def measure(sizes: Sequence[int] = SIZES, rounds: int = ROUNDS) -> list[Fi
         for size in sizes:
             ours: list[Joined] = []
             native: list[Joined] = []
-            cpu_ms: list[float] = []
             for turn in range(rounds):
                 native.append(await _native(handlers, size, f"native-{size}-{turn}"))
                 _say(f"native, {size} nodes", native[-1])
                 async with _job(sidecars, endpoint, size, f"join-{size}-{turn}") as ports:
-                    before_s = await _cpu_s(sidecars)
                     ours.append(await _join(handlers, ports, f"join-{size}-{turn}"))
-                    cpu_ms.append((await _cpu_s(sidecars) - before_s) / size * 1e3)
-                _say(f"muster, {size} nodes, {cpu_ms[-1]:.0f} ms of CPU a sidecar", ours[-1])
-            figures += _figures(size, ours, native, cpu_ms)
+                _say(f"muster, {size} nodes", ours[-1])
+            figures += _figures(size, ours, native)
     return figures
 
 
-def _figures(
-    size: int, ours: list[Joined], native: list[Joined], cpu_ms: list[float]
-) -> list[Figure]:
+def _figures(size: int, ours: list[Joined], native: list[Joined]) -> list[Figure]:
     return [
         of_runs(
             f"join/{size}/all in one round",
@@ -98,7 +93,6 @@ def _figures(
             [joined.seconds for joined in native],
             "native c10d",
         ),
-        of_runs(f"join/{size}/CPU of one sidecar", "ms", None, cpu_ms),
     ]
 
 
@@ -135,11 +129,6 @@ async def _job(
         yield [port for share in ports for port in share]
     finally:
         await asyncio.gather(*(one.ask("stop") for one in sidecars))
-
-
-async def _cpu_s(sidecars: Sequence[Worker]) -> float:
-    shares: list[float] = await asyncio.gather(*(one.ask("cpu") for one in sidecars))
-    return sum(shares)
 
 
 async def _join(handlers: Sequence[Worker], ports: Sequence[int], run_id: str) -> Joined:

@@ -7,7 +7,6 @@ Equivalent to what ``agent.process`` builds for one pod, without signals, HTTP p
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
@@ -177,8 +176,6 @@ class Sidecars:
                 return await self.start(**order)
             case "delivered":
                 return await self.delivered(**order)
-            case "cpu":
-                return time.process_time()
             case "stop":
                 return await self.stop()
         raise ValueError(f"no such order: {order}")
