@@ -9,7 +9,6 @@ holds leases: the figure is the client's time beyond etcd's own election.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from random import Random
@@ -138,8 +137,3 @@ def _recovery_figures(name: str, runs: list[Recovery]) -> list[Figure]:
         )
     )
     return figures
-
-
-if __name__ == "__main__":
-    for figure in asyncio.run(measure()):
-        print(figure.line())

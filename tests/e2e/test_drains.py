@@ -228,25 +228,6 @@ def test_a_save_that_outlasts_the_grace_is_given_up(
         job.never_two_worlds()
 
 
-@long
-def test_a_drain_that_is_cancelled_while_all_save_disturbs_nobody(
-    run_job: RunJob, embedded: list[str]
-) -> None:
-    with draining_job(run_job, embedded, least=1, most=2) as job:
-        world = trains(job, 2)
-        node = job.nodes[min(job.nodes)]
-        with saves_held(job):
-            waiting = by_hand(job, node, "--wait")
-            until_phase(job, node, "commit")
-            cancelling = by_hand(job, node, "--cancel")
-            told, _ = cancelling.communicate(timeout=END_TIMEOUT_S)
-        assert cancelling.returncode == 0, told
-        said, _ = waiting.communicate(timeout=END_TIMEOUT_S)
-        assert waiting.returncode == 4, said
-        job.undisturbed(world)
-        nothing_lost(job)
-
-
 def test_a_drain_that_is_cancelled_after_its_release_lets_the_pod_train_again(
     run_job: RunJob, embedded: list[str]
 ) -> None:
@@ -261,30 +242,5 @@ def test_a_drain_that_is_cancelled_after_its_release_lets_the_pod_train_again(
         cancelling = by_hand(job, node, "--cancel")
         told, _ = cancelling.communicate(timeout=END_TIMEOUT_S)
         assert cancelling.returncode == 0, told
-        job.goes_on(job.world_of(job.nodes.values()), STEPS_BETWEEN)
-        nothing_lost(job)
-
-
-@long
-@pytest.mark.parametrize("below_min", ["hold", "commit"])
-def test_below_min_all_save_at_once_and_the_policy_says_when_one_goes(
-    run_job: RunJob, embedded: list[str], below_min: str
-) -> None:
-    """Held, it goes once a replacement has come, which here comes when all have saved."""
-    environ = {"MUSTER_BELOW_MIN": below_min}
-    with draining_job(run_job, embedded, least=2, most=3, sidecar_environ=environ) as job:
-        trains(job, 2)
-        leaver = job.nodes[min(job.nodes)]
-        sigterm(job, leaver)
-        if below_min == "hold":
-            until_phase(job, leaver, "done")
-            drain = drain_of(job, leaver)
-            assert drain is not None
-            assert not drain.outcome
-            job.add()
-        committed(job, leaver, ranks=2)
-        assert gone(job, leaver) == DRAINED_STATUS
-        if below_min == "commit":
-            job.add()
         job.goes_on(job.world_of(job.nodes.values()), STEPS_BETWEEN)
         nothing_lost(job)
