@@ -65,17 +65,17 @@ def test_each_worker_gets_a_sigterm_once_and_has_the_time_to_save(tmp_path: Path
     assert told == ["ready\ngot 15\nsaved\n"] * 2
 
 
-def test_i5_a_sidecar_that_is_killed_alone_costs_no_world_and_i11_its_node_is_evicted(
+def test_i5_a_sidecar_that_is_killed_alone_costs_no_world_and_i11_a_killed_node_is_evicted(
     run_job: RunJob, embedded: list[str]
 ) -> None:
-    """Once the world has failed: no lease ends while the test lasts."""
+    """Once its world has failed: no lease ends while the test lasts."""
     with run_job(embedded, least=2, most=3, lease_s=600.0, wrapped=True) as job:
         nodes = job.add(3)
         world = job.world_of(nodes)
         lost, *others = nodes
-        job.kill_sidecar(lost)
+        job.kill_sidecar(others[0])
         job.goes_on(world, 200)
-        job.start_again(lost)
+        job.start_again(others[0])
         job.undisturbed(world)
         assert job.history("lost") == []
         job.kill_node(lost)
