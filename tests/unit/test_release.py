@@ -3,24 +3,18 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import signal
-import tarfile
 import tomllib
 from pathlib import Path
 
 import pytest
-from cyclonedx.model.component import ComponentType
-from hypothesis import given
-from hypothesis import strategies as st
 from kubelab import network, processes
 
 import muster
-from release import bill, version
+from release import version
 from release.__main__ import texts_of
-from release.archives import not_after, of_everybody, rewrite, write_gzip
 from tests.support.cluster import claim
 from tests.support.cluster.lab import Kubelab
 
@@ -72,57 +66,6 @@ def test_each_place_that_says_another_version_is_named() -> None:
     # In a release itself, no example names the one before.
     final = [one for one in version.disagreements("0.2.0", texts) if one.startswith("docs")]
     assert final == ["docs/a.md:2: an image of 0.1.0, make it 0.2.0"]
-
-
-def archive(names: list[str], mtime: int, owner: str) -> io.BytesIO:
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w:gz") as target:
-        for name in names:
-            entry = tarfile.TarInfo(name)
-            entry.mtime, entry.uname, entry.size = mtime, owner, len(name)
-            target.addfile(entry, io.BytesIO(name.encode()))
-    made.seek(0)
-    return made
-
-
-@given(st.lists(st.from_regex(r"[a-z]{1,120}", fullmatch=True), unique=True), st.integers(1, 2**31))
-def test_an_archive_says_nothing_of_when_and_by_whom_it_was_made(
-    names: list[str], mtime: int
-) -> None:
-    found = set()
-    for source in (archive(names, mtime, "a"), archive(names, mtime + 7, "b")):
-        plain, packed = io.BytesIO(), io.BytesIO()
-        rewrite(source, plain, of_everybody(1))
-        plain.seek(0)
-        write_gzip(plain, packed)
-        found.add(packed.getvalue())
-    assert len(found) == 1
-    with tarfile.open(fileobj=io.BytesIO(found.pop())) as read:
-        assert [entry.name for entry in read] == names
-
-
-def test_a_layer_keeps_times_before_the_commit() -> None:
-    plain = io.BytesIO()
-    rewrite(archive(["a"], 5, "a"), plain, not_after(9))
-    rewrite(archive(["a"], 50, "a"), second := io.BytesIO(), not_after(9))
-    times = []
-    for made in (plain, second):
-        made.seek(0)
-        with tarfile.open(fileobj=made) as read:
-            times += [entry.mtime for entry in read]
-    assert times == [5, 9]
-
-
-def test_a_bill_of_materials_is_of_its_schema_and_the_same_twice(tmp_path: Path) -> None:
-    values = (ROOT / "charts/muster/values.yaml").read_text()
-    digest = "0" * 64
-    written = set()
-    for name in ("a", "b"):
-        about = bill.subject("muster", "0.2.0", ComponentType.APPLICATION, digest)
-        bill.write_bill(tmp_path / name, about, bill.images_of(values), 1, digest)
-        written.add((tmp_path / name).read_bytes())
-    assert len(written) == 1
-    assert b"muster-controller" in written.pop()
 
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
