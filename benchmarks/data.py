@@ -57,9 +57,8 @@ def _start() -> Figure:
         sampler.go_to({"epoch": 3, "samples": MANY // 2, "of": MANY, "seed": turn})
         next(iter(sampler))
         runs.append((time.perf_counter() - began_s) * 1000)
-    runs.sort()
     name = f"data: made, at a cursor in the middle of {MANY:,}, and the first batch; median"
-    return Figure(name, runs[STARTS // 2], "ms", Bar("value", "<=", 10.0), tuple(runs))
+    return of_runs(name, "ms", Bar("value", "<=", 10.0), runs)
 
 
 def _memory() -> Figure:
@@ -72,13 +71,5 @@ def _memory() -> Figure:
                 break
         peaks.append(tracemalloc.get_traced_memory()[1] / 2**20)
         tracemalloc.stop()
-    return Figure(
-        f"data: most memory of a sampler of {MANY:,} samples",
-        peaks[1],
-        "MiB",
-        Bar("ratio", "<=", 1.5),
-        (peaks[1],),
-        peaks[0],
-        f"one of {SAMPLES:,}",
-        (peaks[0],),
-    )
+    name, other = f"data: most memory of a sampler of {MANY:,} samples", f"one of {SAMPLES:,}"
+    return of_runs(name, "MiB", Bar("ratio", "<=", 1.5), peaks[1:], peaks[:1], other)

@@ -12,11 +12,16 @@ from typing import Any
 import pytest
 
 from agent.rundir.reports import read_ranks
-from tests.support.training.drain_job import DRAINED_STATUS, gone, released, terminate
+from tests.support.training.drain_job import (
+    DRAINED_STATUS,
+    account_of,
+    gone,
+    released,
+    terminate,
+)
 from tests.support.training.in_place_log import assert_each_sample_once
 from tests.support.training.job import FORM_TIMEOUT_S, Job, RunJob
 from tests.support.training.pods import ROOT, Node
-from tests.support.training.step_log import step_lines
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
@@ -65,12 +70,8 @@ def each_step_once(job: Job) -> None:
 
 def made_once(job: Job) -> None:
     """Every step is made, and in one world alone."""
-    worlds: dict[int, set[int]] = {}
-    for _, step, world in step_lines(job.steps.directory):
-        worlds.setdefault(step, set()).add(world)
-    assert sorted(worlds) == list(range(1, max(worlds) + 1))
-    twice = {step: found for step, found in worlds.items() if len(found) > 1}
-    assert not twice, f"made in two worlds: {twice}"
+    told = account_of(job.steps.directory)
+    assert (told.lost, told.twice) == ([], [])
 
 
 def test_a_join_a_drain_and_losses_change_a_world_in_place(
