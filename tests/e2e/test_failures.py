@@ -12,8 +12,7 @@ import pytest
 
 from launcher_shim.c10d.rounds.decision import FREE_STARTS
 from rdzv.records.troubles import Bypass
-from tests.support.training.drain_job import draining_job
-from tests.support.training.job import FORM_TIMEOUT_S, Job, RunJob
+from tests.support.training.job import FORM_TIMEOUT_S, Job, RunJob, draining_job
 from tests.support.training.pods import ROOT, Node
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]

@@ -12,15 +12,8 @@ from typing import Any
 import pytest
 
 from agent.rundir.reports import read_ranks
-from tests.support.training.drain_job import (
-    DRAINED_STATUS,
-    account_of,
-    gone,
-    released,
-    terminate,
-)
 from tests.support.training.in_place_log import assert_each_sample_once
-from tests.support.training.job import FORM_TIMEOUT_S, Job, RunJob
+from tests.support.training.job import DRAINED_STATUS, FORM_TIMEOUT_S, Job, RunJob, account_of
 from tests.support.training.pods import ROOT, Node
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
@@ -84,8 +77,8 @@ def test_a_join_a_drain_and_losses_change_a_world_in_place(
         until_size(job, 2)
         (third,) = job.add()
         until_size(job, 3)
-        terminate(job, first)
-        assert gone(job, first) == DRAINED_STATUS
+        job.terminate(first)
+        assert job.gone(first) == DRAINED_STATUS
         until_size(job, 2)
         each_step_once(job)
         (fourth,) = job.add()
@@ -120,19 +113,19 @@ def test_the_library_trains_on_through_a_join_a_drain_and_a_loss_until_the_last_
         third, fourth = job.add(2)
         in_world_of(job, first, second, third, fourth)
         workers = {node.name: worker_of(node) for node in (second, third)}
-        terminate(job, first)
-        assert gone(job, first) == DRAINED_STATUS
+        job.terminate(first)
+        assert job.gone(first) == DRAINED_STATUS
         in_world_of(job, second, third, fourth)
         job.kill_node(fourth)
         in_world_of(job, second, third)
         assert {node.name: worker_of(node) for node in (second, third)} == workers
-        terminate(job, second)
-        assert gone(job, second) == DRAINED_STATUS
+        job.terminate(second)
+        assert job.gone(second) == DRAINED_STATUS
         in_world_of(job, third)
-        terminate(job, third)
-        drain = released(job, third)
+        job.terminate(third)
+        drain = job.released(third)
         assert drain.outcome == "committed"
-        assert gone(job, third) == DRAINED_STATUS
+        assert job.gone(third) == DRAINED_STATUS
         assert "too few stay" in third.sidecar_log()
         (saved,) = (job.directory / "saved").glob(f"*-{drain.step:08d}.pt")
         assert saved.exists()
@@ -174,8 +167,8 @@ def test_a_trainer_lives_through_a_join_a_drain_and_a_kill(
         until_size(job, 2)
         (third,) = job.add()
         until_size(job, 3)
-        terminate(job, first)
-        assert gone(job, first) == DRAINED_STATUS
+        job.terminate(first)
+        assert job.gone(first) == DRAINED_STATUS
         until_size(job, 2)
         lose_worker(job, third)
         job.stop_training()

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from rdzv.records.quarantine import TERMS, Quarantine
-from tests.support.training.drain_job import STEPS_BETWEEN, draining_job
-from tests.support.training.job import FORM_TIMEOUT_S, RunJob
+from tests.support.training.job import FORM_TIMEOUT_S, STEPS_BETWEEN, RunJob, draining_job
 from tests.support.training.pods import END_TIMEOUT_S, ROOT
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(3600)]
