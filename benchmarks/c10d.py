@@ -166,8 +166,8 @@ def _compile(directory: Path) -> Path:
 
 @asynccontextmanager
 async def _native() -> AsyncIterator[Server]:
-    async with worker("benchmarks.c10d_native") as process:
-        where = await process.ask("serve")
+    async with worker("benchmarks.join_handlers") as process:
+        where = await process.ask("host")
         if not where["libuv"]:
             raise RuntimeError("torch's server does not run on libuv here")
         yield Server("torch", where["port"], where["pid"])

@@ -97,8 +97,8 @@ def _figures(size: int, ours: list[Joined], native: list[Joined]) -> list[Figure
 
 
 async def _native(handlers: Sequence[Worker], size: int, run_id: str) -> Joined:
-    port = await handlers[0].ask("host")
-    return await _join(handlers, [port] * size, run_id)
+    where = await handlers[0].ask("host")
+    return await _join(handlers, [where["port"]] * size, run_id)
 
 
 @asynccontextmanager
