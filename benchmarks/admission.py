@@ -3,9 +3,8 @@
 
 etcd, the API server and the controller manager of ``scripts/kubelab`` run as processes of this
 machine, without nodes, as an admission precedes scheduling. The webhook is one replica, a process
-of its own. Own time is what it measures itself, by the clock and by the processor; beside it are
-the API server's view of the same calls and the processor time of the whole process, TLS and log
-included.
+of its own. Own time is what it measures itself, by the clock and by the processor; beside it is the
+API server's view of the same calls.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from benchmarks.admission_server import ApiServer
-from benchmarks.figures import Bar, Figure
-from benchmarks.processor_time import cpu_s
+from benchmarks.figures import Bar, Figure, of_one
 from rdzv.errors import ClusterRefused
 from tests.support.ports import free_ports
 
@@ -50,9 +48,6 @@ class Distribution:
     @property
     def total(self) -> int:
         return int(self.counts.get(math.inf, 0))
-
-    def share_within(self, bound_s: float) -> float:
-        return self.counts[bound_s] / self.total
 
     def at_most(self, share: float) -> float:
         """Return the smallest bound that covers at least this share of the values."""
@@ -83,12 +78,10 @@ def _measure(folder: Path, pods: int) -> list[Figure]:
         server.call("POST", "/api/v1/namespaces/default/secrets", secret)
         server.call("POST", CONFIGURATIONS, _webhook(name, port))
         command = [sys.executable, "-m", "benchmarks.admission_webhook"]
-        webhook = server.start("webhook", [*command, server.url, str(folder), str(port)])
+        server.start("webhook", [*command, server.url, str(folder), str(port)])
         _until_ready(port)
         sleep(2)  # the API server rereads webhook configurations every second
-        before_s = cpu_s(webhook.pid)
-        took_s = _made(server, pods)
-        process_s = cpu_s(webhook.pid) - before_s
+        _make(server, pods)
         page = _page(port, "/metrics")
         own, own_cpu = distribution(page, OWN), distribution(page, OWN_CPU)
         asked = distribution(server.text("/metrics"), API_SERVERS, HOOK)
@@ -96,27 +89,17 @@ def _measure(folder: Path, pods: int) -> list[Figure]:
         with_it = sum("initContainers" in one["spec"] for one in injected)
     assert own.total == pods, f"{own.total} of {pods} pods came through the webhook"
 
-    def at_most(name: str, found: Distribution, bar: Bar | None = None) -> list[Figure]:
-        return [
-            Figure(f"admission/{name}, p50 at most", found.at_most(0.5), "s", None, ()),
-            Figure(f"admission/{name}, p99 at most", found.at_most(0.99), "s", bar, ()),
-        ]
-
     bar = Bar("value", "<=", OWN_TIME_MAX_S)
-    within = own.share_within(OWN_TIME_MAX_S)
     return [
-        *at_most("own time", own, bar),
-        Figure("admission/own time, within 50 ms", within, "of 1", None, ()),
-        *at_most("own processor time", own_cpu, bar),
-        *at_most("the API server's view", asked),
-        Figure("admission/pods with a sidecar", with_it, "", Bar("value", "==", pods), ()),
-        Figure("admission/the whole process, for a pod", process_s / pods, "CPU s", None, ()),
-        Figure("admission/pods made", pods / took_s, "1/s", None, ()),
+        of_one("admission/own time, p99 at most", "s", bar, own.at_most(0.99)),
+        of_one("admission/own processor time, p99 at most", "s", None, own_cpu.at_most(0.99)),
+        of_one("admission/the API server's view, p99 at most", "s", None, asked.at_most(0.99)),
+        of_one("admission/pods with a sidecar", "", Bar("value", "==", pods), with_it),
     ]
 
 
-def _made(server: ApiServer, pods: int) -> float:
-    """Have the controller manager create the pods of a Job; return the seconds that it took."""
+def _make(server: ApiServer, pods: int) -> None:
+    """Have the controller manager create the pods of a Job."""
     began_s = monotonic()
     server.call("POST", JOBS, job(pods))
     made = 0
@@ -124,7 +107,6 @@ def _made(server: ApiServer, pods: int) -> float:
         assert monotonic() < began_s + PATIENCE_S, f"{made} of {pods} pods: {server.last_lines()}"
         sleep(0.5)
         made = int(server.call("GET", f"{JOBS}/digits").get("status", {}).get("active", 0))
-    return monotonic() - began_s
 
 
 def job(pods: int) -> dict[str, object]:

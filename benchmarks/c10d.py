@@ -15,7 +15,6 @@ import asyncio
 import json
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -23,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.etcd_server import etcd_server
-from benchmarks.figures import Bar, Figure, of_medians
+from benchmarks.etcd_members import etcd_server
+from benchmarks.figures import Bar, Figure, of_runs, say
 from benchmarks.node_processes import Sidecar
 from benchmarks.processor_time import cpu_s
 from benchmarks.worker import worker
@@ -107,16 +106,13 @@ class Load:
         for name, those in runs.items():
             busy = median(run.busy for run in those)
             p50, p99 = median(run.p50_us for run in those), median(run.p99_us for run in those)
-            print(
-                f"{label}, {name}: core {busy:.0%} busy, p50 {p50:.0f} µs, p99 {p99:.0f} µs",
-                file=sys.stderr,
-            )
+            say(f"{label}, {name}: core {busy:.0%} busy, p50 {p50:.0f} µs, p99 {p99:.0f} µs")
         fills_core = connections * depth > 1
         served = {
             name: [run.per_cpu_s if fills_core else run.per_s for run in those]
             for name, those in runs.items()
         }
-        return of_medians(
+        return of_runs(
             label,
             "operations per second of server CPU" if fills_core else "operations per second",
             BUSY_READ_BAR if connections > 1 else READ_BAR,
@@ -135,9 +131,7 @@ class Load:
             latencies.append((await self._run(ours, operation, 1, 1)).p50_us)
         name, best = f"c10d/{operation} latency", min(PUBLIC, key=lambda one: median(over[one]))
         return [
-            of_medians(
-                f"{name}{who}", "µs", bar, latencies, over[other], f"a transaction of {other}"
-            )
+            of_runs(f"{name}{who}", "µs", bar, latencies, over[other], f"a transaction of {other}")
             for who, bar, other in (("", WRITE_BAR, best), (f", by {OWN}", None, OWN))
         ]
 
@@ -172,8 +166,8 @@ def _compile(directory: Path) -> Path:
 
 @asynccontextmanager
 async def _native() -> AsyncIterator[Server]:
-    async with worker("benchmarks.c10d_native") as process:
-        where = await process.ask("serve")
+    async with worker("benchmarks.join_handlers") as process:
+        where = await process.ask("host")
         if not where["libuv"]:
             raise RuntimeError("torch's server does not run on libuv here")
         yield Server("torch", where["port"], where["pid"])

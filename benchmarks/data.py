@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.utils.data import DistributedSampler
 
-from benchmarks.figures import Bar, Figure, of_medians
+from benchmarks.figures import Bar, Figure, of_runs
 from muster.data import ElasticSampler
 
 SAMPLES = 10_000_000
@@ -40,7 +40,7 @@ def _rate(world: int) -> Figure:
         torchs.append(_millions_a_second(other, SAMPLES // world))
     name = f"data: samples of one rank of {world} a second, of {SAMPLES:,}"
     baseline = "torch's DistributedSampler"
-    return of_medians(name, "M/s", Bar("ratio", ">=", 1.0), ours, torchs, baseline)
+    return of_runs(name, "M/s", Bar("ratio", ">=", 1.0), ours, torchs, baseline)
 
 
 def _millions_a_second(samples: Iterable[Any], count: int) -> float:
@@ -57,9 +57,8 @@ def _start() -> Figure:
         sampler.go_to({"epoch": 3, "samples": MANY // 2, "of": MANY, "seed": turn})
         next(iter(sampler))
         runs.append((time.perf_counter() - began_s) * 1000)
-    runs.sort()
     name = f"data: made, at a cursor in the middle of {MANY:,}, and the first batch; median"
-    return Figure(name, runs[STARTS // 2], "ms", Bar("value", "<=", 10.0), tuple(runs))
+    return of_runs(name, "ms", Bar("value", "<=", 10.0), runs)
 
 
 def _memory() -> Figure:
@@ -72,13 +71,5 @@ def _memory() -> Figure:
                 break
         peaks.append(tracemalloc.get_traced_memory()[1] / 2**20)
         tracemalloc.stop()
-    return Figure(
-        f"data: most memory of a sampler of {MANY:,} samples",
-        peaks[1],
-        "MiB",
-        Bar("ratio", "<=", 1.5),
-        (peaks[1],),
-        peaks[0],
-        f"one of {SAMPLES:,}",
-        (peaks[0],),
-    )
+    name, other = f"data: most memory of a sampler of {MANY:,} samples", f"one of {SAMPLES:,}"
+    return of_runs(name, "MiB", Bar("ratio", "<=", 1.5), peaks[1:], peaks[:1], other)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -22,10 +21,10 @@ from pathlib import Path
 from statistics import median
 from time import monotonic
 
-from benchmarks.etcd_server import etcd_server
-from benchmarks.figures import Bar, Figure, percentile
-from benchmarks.hosts import PAUSE_S, SIDECARS, start_sidecars
-from benchmarks.node_processes import Sidecar, Torchrun
+from benchmarks.etcd_members import etcd_server
+from benchmarks.figures import Bar, Figure, of_runs, percentile, say
+from benchmarks.hosts import PAUSE_S, SIDECARS, lists_changed, start_sidecars
+from benchmarks.node_processes import Node, first_of
 from benchmarks.sidecar_parts import Sidecar as Parts
 from benchmarks.sidecar_parts import TimedRunDir, identity
 from benchmarks.training import SAVE_S, STEP_S
@@ -62,7 +61,7 @@ class Drained:
 async def measure(notices: int = NOTICES, turns: int = TURNS) -> list[Figure]:
     """Measure the lists first, then jobs in turns with their baselines."""
     delisted, writes = await _delist(notices)
-    _say(f"{notices} notices: median {percentile(delisted, 0.5) * 1e3:.1f} ms to the last list")
+    say(f"{notices} notices: median {percentile(delisted, 0.5) * 1e3:.1f} ms to the last list")
     drains: list[Drained] = []
     bare: list[float] = []
     native: list[float] = []
@@ -73,50 +72,35 @@ async def measure(notices: int = NOTICES, turns: int = TURNS) -> list[Figure]:
             bare.append(await bare_restart(root / f"bare-{turn}"))
             drains += await row_of_drains(root / f"job-{turn}", endpoint)
             native.append(await native_sigterm(root / f"native-{turn}"))
-            _say(
+            say(
                 f"bare restart {bare[-1]:.2f} s; drained, to the next step:"
                 f" {', '.join(f'{one.next_step_s:.2f}' for one in drains[-DRAINS:])} s;"
                 f" native SIGTERM: {native[-1]:.2f} s"
             )
-    committed = [one.committed_s for one in drains]
     beyond = [one.next_step_s - median(bare) for one in drains]
     return [
-        Figure(
-            f"drain/notice to delisted on {SIDECARS} sidecars, p99",
-            percentile(delisted, 0.99) * 1e3,
-            "ms",
-            Bar("value", "<=", 250),
-            tuple(latency * 1e3 for latency in delisted),
-            percentile(writes, 0.99) * 1e3,
-            "one transaction",
-            tuple(write * 1e3 for write in writes),
-        ),
-        Figure(
+        lists_changed(f"drain/notice to delisted on {SIDECARS} sidecars, p99", delisted, writes),
+        of_runs(
             "drain/notice to all committed, beyond one step and the save",
-            median(committed) - STEP_S - SAVE_S,
             "s",
             Bar("value", "<=", 0.5),
-            tuple(one - STEP_S - SAVE_S for one in committed),
+            [one.committed_s - STEP_S - SAVE_S for one in drains],
         ),
-        Figure(
+        of_runs(
             "drain/release to the survivors' next step, beyond a bare restart",
-            median(beyond),
             "s",
             Bar("value", "<=", 2.0),
-            tuple(beyond),
-            median(bare),
+            beyond,
+            bare,
             "bare restart",
-            tuple(bare),
         ),
-        Figure(
+        of_runs(
             "drain/SIGTERM to the survivors' next step",
-            median([one.total_s for one in drains]),
             "s",
             None,
-            tuple(one.total_s for one in drains),
-            median(native),
+            [one.total_s for one in drains],
+            native,
             "native c10d",
-            tuple(native),
         ),
     ]
 
@@ -181,33 +165,6 @@ async def _on_lists(workers: Sequence[Worker], member: str, *, present: bool) ->
 # -- a job
 
 
-class Node:
-    """One simulated pod: a sidecar, and a torchrun under ``muster-run``."""
-
-    def __init__(self, directory: Path, job: str, name: str, endpoint: str) -> None:
-        self.name = name
-        self._directory = directory
-        self.sidecar = Sidecar(directory / name, job, name, endpoint, SIZE, wrapped=True)
-        self.torchrun: Torchrun
-
-    async def start(self) -> None:
-        """Start the sidecar, then the container."""
-        await self.sidecar.start()
-        await self.sidecar.ready()
-        self.torchrun = Torchrun(
-            self._directory / f"{self.name}.torchrun",
-            self.sidecar.torch_environment(),
-            "--max-restarts=9",
-            wrapper=self.sidecar.wrapper,
-        )
-        await self.torchrun.start()
-
-    async def end(self) -> None:
-        """Kill what is left of it."""
-        await self.sidecar.kill()
-        await self.torchrun.kill()
-
-
 class Record:
     """The store's records of the current drain; its waits return the time of the change."""
 
@@ -244,23 +201,24 @@ async def row_of_drains(directory: Path, endpoint: str) -> list[Drained]:
     """Drain rank 0 of one job repeatedly; between two drains another node joins."""
     await asyncio.to_thread(directory.mkdir)
     keys = JobKeys("bench", directory.name)
-    nodes = [Node(directory, directory.name, f"node-{n}", endpoint) for n in range(NODES)]
+    nodes = [Node(directory, f"node-{n}", endpoint, SIZE) for n in range(NODES)]
     drained = []
     async with recording(keys, endpoint) as record:
         try:
             await asyncio.gather(*(node.start() for node in nodes))
             for turn in range(DRAINS):
-                first = await _rank_0(nodes)
+                await until_world([node.torchrun for node in nodes], size=len(nodes))
+                first = first_of(nodes)
                 staying = [node for node in nodes if node is not first]
                 drained.append(await _drain(record, first, staying))
                 nodes.remove(first)
-                await first.end()
+                await first.kill()
                 if turn + 1 < DRAINS:
                     name = f"node-{NODES + turn}"
-                    nodes.append(Node(directory, directory.name, name, endpoint))
+                    nodes.append(Node(directory, name, endpoint, SIZE))
                     await nodes[-1].start()
         finally:
-            await asyncio.gather(*(node.end() for node in nodes))
+            await asyncio.gather(*(node.kill() for node in nodes))
     return drained
 
 
@@ -279,17 +237,6 @@ async def _drain(record: Record, leaver: Node, staying: Sequence[Node]) -> Drain
     if status != 128 + signal.SIGTERM:
         raise RuntimeError(f"a drained container ended with {status}")
     return Drained(committed_s - noticed_s, stepped_s - released_s, stepped_s - noticed_s)
-
-
-async def _rank_0(nodes: Sequence[Node]) -> Node:
-    """Wait for a world of all nodes, and return the node of its rank 0."""
-    await until_world([node.torchrun for node in nodes], size=len(nodes))
-    for node in nodes:
-        steps = node.torchrun.steps
-        newest = max((steps.of(pid)[-1] for pid in steps.pids), key=lambda step: step.at_s)
-        if newest.rank == 0:
-            return node
-    raise RuntimeError("no node has rank 0")
 
 
 @asynccontextmanager
@@ -315,7 +262,3 @@ async def native_sigterm(directory: Path) -> float:
         leaver.process.send_signal(signal.SIGTERM)
         stepped_s = await until_world(running[:-1], size=NODES - 1, without=before)
         return stepped_s - noticed_s
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)

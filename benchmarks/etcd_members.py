@@ -4,26 +4,24 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from benchmarks.etcd_server import START_TIMEOUT_S, free_port
 from rdzv.errors import StoreError
 from rdzv.store import StoreStatus
 from rdzv.store.etcd.client import EtcdStore
+from tests.support.ports import free_ports
+from tests.support.store.etcd_cluster import find_etcd
 
+START_TIMEOUT_S = 20.0
 LOOK_S = 0.005
 """Poll interval of the leader."""
 
 
 class EtcdMembers:
-    """The members of one etcd cluster: ``async with etcd_members(3) as members: …``."""
+    """The members of one etcd cluster."""
 
     def __init__(
         self, binary: str, directory: Path, count: int, arguments: Sequence[str] = ()
@@ -31,8 +29,7 @@ class EtcdMembers:
         self._binary = binary
         self._arguments = arguments
         self._directory = directory
-        self._clients = [free_port() for _ in range(count)]
-        self._peers = [free_port() for _ in range(count)]
+        self._clients, self._peers = free_ports(count), free_ports(count)
         self._processes: dict[int, asyncio.subprocess.Process] = {}
 
     @property
@@ -84,47 +81,36 @@ class EtcdMembers:
             for store in stores.values():
                 await store.close()
 
-    async def close(self) -> None:
-        for member in tuple(self._processes):
-            await self.kill(member)
-
-    async def __aenter__(self) -> Self:
-        for member in range(len(self._clients)):
-            await self.start(member)
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
-
 
 @asynccontextmanager
 async def etcd_members(count: int, arguments: Sequence[str] = ()) -> AsyncIterator[EtcdMembers]:
-    """Run ``count`` members until the end of the block; the binary is that of ``etcd_server``.
+    """Run ``count`` members until the end of the block; they sync every write to disk.
 
     ``arguments`` are added to etcd's command line.
     """
-    binary = await asyncio.to_thread(_binary)
-    directory = await asyncio.to_thread(tempfile.mkdtemp, prefix="muster-bench-etcd-")
-    try:
-        async with EtcdMembers(binary, Path(directory), count, arguments) as members:
+    binary = await asyncio.to_thread(find_etcd)
+    with tempfile.TemporaryDirectory(prefix="muster-bench-etcd-") as directory:
+        members = EtcdMembers(str(binary), Path(directory), count, arguments)
+        try:
+            for member in range(count):
+                await members.start(member)
             await members.leader()
             yield members
-    finally:
-        await asyncio.to_thread(shutil.rmtree, directory)
+        finally:
+            for member in tuple(members.pids):
+                await members.kill(member)
 
 
-def _binary() -> str:
-    binary = shutil.which("etcd", path=os.environ.get("MUSTER_TEST_ETCD"))
-    if binary is None:
-        raise SystemExit(
-            "No etcd was found: name its folder in MUSTER_TEST_ETCD, or use scripts/bench."
-        )
-    return binary
+@asynccontextmanager
+async def etcd_server() -> AsyncIterator[str]:
+    """Run one member until the end of the block; yields its ``host:port``."""
+    async with etcd_members(1) as members:
+        yield members.endpoints[0]
+
+
+def free_port() -> int:
+    """Return a port that is free now; another process may still take it."""
+    return free_ports(1)[0]
 
 
 async def _status(store: EtcdStore) -> StoreStatus | None:

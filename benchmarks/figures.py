@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
@@ -70,31 +73,45 @@ class Figure:
         )
 
 
-def of_medians(
+def of_runs(
     name: str,
     unit: str,
     bar: Bar | None,
-    runs: list[float],
-    baseline_runs: list[float],
-    baseline_name: str,
+    runs: Sequence[float],
+    baseline_runs: Sequence[float] = (),
+    baseline_name: str = "",
+    by: Callable[[Sequence[float]], float] = median,
 ) -> Figure:
-    """Build the figure whose value and baseline are the medians of their runs."""
-    return Figure(
-        name,
-        median(runs),
-        unit,
-        bar,
-        tuple(runs),
-        median(baseline_runs) if baseline_runs else None,
-        baseline_name,
-        tuple(baseline_runs),
-    )
+    """Build the figure whose value and baseline are the medians of their runs, or ``by`` others."""
+    baseline = by(baseline_runs) if baseline_runs else None
+    own, other = tuple(runs), tuple(baseline_runs)
+    return Figure(name, by(runs), unit, bar, own, baseline, baseline_name, other)
 
 
-def percentile(values: list[float], share: float) -> float:
+def of_one(name: str, unit: str, bar: Bar | None, value: float) -> Figure:
+    """Build the figure of what was measured once."""
+    return Figure(name, value, unit, bar, (value,))
+
+
+def p99(values: Sequence[float]) -> float:
+    """Return the 99th percentile."""
+    return percentile(values, 0.99)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
     """Return the smallest value that at least ``share`` of all values do not exceed."""
     # Rounded, because 0.07 times 100 is slightly above 7.
     return sorted(values)[max(0, math.ceil(round(len(values) * share, 6)) - 1)]
+
+
+def say(text: str) -> None:
+    """Tell the caller how a benchmark goes on."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def say_load() -> None:
+    """Tell how busy the machine is before a benchmark begins."""
+    say(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
 
 
 def _short(number: float | None) -> float | None:

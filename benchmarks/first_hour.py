@@ -20,9 +20,8 @@ import venv
 from asyncio.subprocess import PIPE, Process
 from datetime import datetime
 from pathlib import Path
-from statistics import median
 
-from benchmarks.figures import Bar, Figure, of_medians
+from benchmarks.figures import Bar, Figure, of_runs, say, say_load
 
 ROOT = Path(__file__).parents[1]
 PLAIN = ROOT / "tests" / "support" / "first_hour" / "own" / "plain.py"
@@ -45,12 +44,11 @@ _FAILED = re.compile(r"^E(\d{4} \d\d:\d\d:\d\d\.\d+) .*failed \(exitcode", re.MU
 
 async def measure(crashes: int = CRASHES) -> list[Figure]:
     """Install once and train once; then crash ``crashes`` times."""
-    load = os.getloadavg()[0]
-    print(f"load average {load:.1f} on {os.cpu_count()} cores", file=sys.stderr)
+    say_load()
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as directory:
         root = Path(directory)
         install_s, picture_s = await _first_picture(root)
-        print(f"installed after {install_s:.1f} s", file=sys.stderr)
+        say(f"installed after {install_s:.1f} s")
         told = [await _crash(root / f"crash-{number}") for number in range(crashes)]
     shown, logged = [one for one, _ in told], [one for _, one in told]
     whole = Figure(
@@ -62,7 +60,7 @@ async def measure(crashes: int = CRASHES) -> list[Figure]:
         install_s,
         "of it the installation",
     )
-    error = of_medians(
+    error = of_runs(
         "first_hour/crash of a worker to its error on the screen",
         "s",
         Bar("value", "<=", 2),
@@ -71,9 +69,8 @@ async def measure(crashes: int = CRASHES) -> list[Figure]:
         "torchrun's own line in its log",
     )
     beyond = tuple(one - other for one, other in told)
-    after = Figure(
+    after = of_runs(
         "first_hour/error on the screen after torchrun's own line",
-        median(beyond),
         "s",
         Bar("value", "<=", 0.5),
         beyond,

@@ -16,8 +16,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import median
 
-from benchmarks.etcd_server import etcd_server
-from benchmarks.figures import Bar, Figure, of_medians
+from benchmarks.etcd_members import etcd_server
+from benchmarks.figures import Bar, Figure, of_one, of_runs, say
 from benchmarks.node_processes import Sidecar, Torchrun
 from benchmarks.processor_time import cpu_s
 from benchmarks.resident_memory import rss_mib
@@ -42,10 +42,10 @@ async def measure(starts: int = STARTS, rest_s: float = REST_S) -> list[Figure]:
             wall_s, used_s = await _start(root / f"start-{number}", endpoint)
             started.append(wall_s)
             start_cpu_s.append(used_s)
-        print(f"ready after {median(started):.2f} s", file=sys.stderr)
+        say(f"ready after {median(started):.2f} s")
         rss_mib, cpu_percent = await _at_rest(root / "rest", endpoint, rest_s)
     return [
-        of_medians(
+        of_runs(
             "footprint/start to registered",
             "s",
             Bar("value", "<=", 1.5),
@@ -53,11 +53,9 @@ async def measure(starts: int = STARTS, rest_s: float = REST_S) -> list[Figure]:
             bare,
             "an empty Python",
         ),
-        of_medians(
-            "footprint/CPU of the start", "s", Bar("value", "<=", 0.25), start_cpu_s, [], ""
-        ),
-        Figure("footprint/RSS", rss_mib, "MiB", Bar("value", "<=", 42), (rss_mib,)),
-        Figure("footprint/CPU at rest", cpu_percent, "%", Bar("value", "<=", 0.12), (cpu_percent,)),
+        of_runs("footprint/CPU of the start", "s", Bar("value", "<=", 0.25), start_cpu_s),
+        of_one("footprint/RSS", "MiB", Bar("value", "<=", 42), rss_mib),
+        of_one("footprint/CPU at rest", "%", Bar("value", "<=", 0.12), cpu_percent),
     ]
 
 

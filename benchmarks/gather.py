@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent.config import Config
-from benchmarks.figures import Bar, Figure
+from benchmarks.figures import Bar, Figure, of_one, of_runs, say, say_load
 from rdzv.settings import settings_of
 
 NEWCOMERS = 8
@@ -59,54 +59,33 @@ class Run(NamedTuple):
 
 async def measure() -> list[Figure]:
     """Run the three variants, one after the other."""
-    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", file=sys.stderr)
+    say_load()
     window = settings_of(Config)["gather_s"].default
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as directory:
         root = Path(directory)
         gathered = await _run(root / "gathered", f"--gather={window}")
         single = await _run(root / "single", "--gather=0s")
         native = await _run(root / "native", "--native")
-    worlds = Figure(
-        "gather/worlds for eight nodes that come within 120 s",
-        gathered.worlds,
-        "1",
-        Bar("value", "<=", 2),
-        (gathered.worlds,),
-        single.worlds,
-        "--gather 0s",
-        (single.worlds,),
-    )
     return [
-        worlds,
-        _share("gather/share of those 140 s in which steps were made", gathered, single, 0.95),
-        Figure(
-            "gather/the same by torchrun's own rendezvous: worlds",
-            native.worlds,
+        of_runs(
+            "gather/worlds for eight nodes that come within 120 s",
             "1",
-            None,
-            (native.worlds,),
+            Bar("value", "<=", 2),
+            [gathered.worlds],
+            [single.worlds],
+            "--gather 0s",
         ),
-        Figure(
-            "gather/the same by torchrun's own rendezvous: share",
-            native.trained,
+        of_runs(
+            "gather/share of those 140 s in which steps were made",
             "1",
-            None,
-            (native.trained,),
+            Bar("value", ">=", 0.95),
+            [gathered.trained],
+            [single.trained],
+            "--gather 0s",
         ),
+        of_one("gather/the same by torchrun's own rendezvous: worlds", "1", None, native.worlds),
+        of_one("gather/the same by torchrun's own rendezvous: share", "1", None, native.trained),
     ]
-
-
-def _share(name: str, gathered: Run, single: Run, least: float) -> Figure:
-    return Figure(
-        name,
-        gathered.trained,
-        "1",
-        Bar("value", ">=", least),
-        (gathered.trained,),
-        single.trained,
-        "--gather 0s",
-        (single.trained,),
-    )
 
 
 async def _run(directory: Path, option: str) -> Run:
@@ -125,7 +104,7 @@ async def _run(directory: Path, option: str) -> Run:
         status = await process.wait()
     told = json.loads(await asyncio.to_thread((report / "timeline.json").read_text))
     run = judged(told)
-    print(f"{option}: {run.worlds} worlds, {run.trained:.1%}, status {status}", file=sys.stderr)
+    say(f"{option}: {run.worlds} worlds, {run.trained:.1%}, status {status}")
     return run
 
 

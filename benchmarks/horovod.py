@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.etcd_server import etcd_server
-from benchmarks.figures import Bar, Figure, of_medians, percentile
-from benchmarks.horovod_job import HorovodJob, Leave
+from benchmarks.etcd_members import etcd_server
+from benchmarks.figures import Bar, Figure, of_runs, p99, say
+from benchmarks.horovod_job import HorovodJob
 from benchmarks.horovod_jobs import MusterJob, SshJob
-from benchmarks.node_processes import REPOSITORY
 from benchmarks.openssh import sshd
+from tests.support.horovod.cluster import horovod_folder
 
 ROUNDS = 5
 CYCLES = 6
@@ -34,20 +33,11 @@ SETTLED_S = 1.0
 """Time for which a world makes steps before the next change."""
 
 
-STAGES = {
-    "delisted": "SIGTERM to a host list without the host",
-    "heard": "from then to the last step with it",
-    "reset": "from that step to the others' next one",
-    "ended": "from that step to its worker's end",
-}
-"""The stages of each leave, by the fields of ``Leave``."""
-
-
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """The leaves of one kind of job, and the seconds of its joins."""
+    """The seconds of the leaves and joins of one kind of job."""
 
-    left: list[Leave] = field(default_factory=list)
+    left: list[float] = field(default_factory=list)
     joined: list[float] = field(default_factory=list)
 
 
@@ -56,7 +46,8 @@ async def measure(rounds: int = ROUNDS) -> list[Figure]:
     muster, ssh = Runs(), Runs()
     async with AsyncExitStack() as stack:
         # For horovodrun, and for the workers' python.
-        os.environ["PATH"] = os.pathsep.join((await horovod_folder(), os.environ["PATH"]))
+        folder = await asyncio.to_thread(horovod_folder)
+        os.environ["PATH"] = os.pathsep.join((folder, os.environ["PATH"]))
         endpoint = await stack.enter_async_context(etcd_server())
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-")))
         client = await stack.enter_async_context(sshd(root / "ssh"))
@@ -84,13 +75,8 @@ async def change(pair: Sequence[tuple[HorovodJob, Runs]]) -> None:
                 await asyncio.sleep(SETTLED_S)
                 runs.joined.append(await job.join())
                 job.stop()
-                stages = ", ".join(
-                    f"{name} {seconds:.2f}" for name, seconds in asdict(runs.left[-1]).items()
-                )
-                print(
-                    f"{type(job).__name__}: left in s: {stages}; joined in {runs.joined[-1]:.2f} s",
-                    file=sys.stderr,
-                )
+                took = f"left in {runs.left[-1]:.2f} s; joined in {runs.joined[-1]:.2f} s"
+                say(f"{type(job).__name__}: {took}")
     finally:
         for job, _ in pair:
             await job.end()
@@ -99,39 +85,25 @@ async def change(pair: Sequence[tuple[HorovodJob, Runs]]) -> None:
 def figures(muster: Runs, ssh: Runs) -> list[Figure]:
     """Build the figures of the measurements."""
     name = "OpenSSH, a bare file"
-    left, left_ssh = ([leave.whole for leave in runs.left] for runs in (muster, ssh))
     return [
-        of_medians(
+        of_runs(
             "horovod/SIGTERM to the worker's end and the others' step",
             "s",
             Bar("value", "<=", 1.3),
-            left,
-            left_ssh,
+            muster.left,
+            ssh.left,
             name,
         ),
-        Figure(
+        of_runs(
             "horovod/SIGTERM to the worker's end and the others' step, p99",
-            percentile(left, 0.99),
             "s",
             Bar("value", "<=", 2.5),
-            tuple(left),
-            percentile(left_ssh, 0.99),
+            muster.left,
+            ssh.left,
             name,
-            tuple(left_ssh),
+            by=p99,
         ),
-        *(
-            of_medians(
-                f"horovod/leave: {words}",
-                "s",
-                None,
-                [getattr(leave, stage) for leave in muster.left],
-                # A file's rename starts the clock, so this stage takes no time.
-                [getattr(leave, stage) for leave in ssh.left if stage != "delisted"],
-                name,
-            )
-            for stage, words in STAGES.items()
-        ),
-        of_medians(
+        of_runs(
             "horovod/join to the first step",
             "s",
             Bar("ratio", "<=", 1.1),
@@ -140,18 +112,3 @@ def figures(muster: Runs, ssh: Runs) -> list[Figure]:
             name,
         ),
     ]
-
-
-async def horovod_folder() -> str:
-    """Return the folder of horovodrun and of a python that has it; builds it if missing."""
-    if named := os.environ.get("MUSTER_TEST_HOROVOD"):
-        return named
-    process = await asyncio.create_subprocess_exec(
-        REPOSITORY / "scripts" / "toolchain" / "horovod",
-        sys.executable,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    output, _ = await process.communicate()
-    if process.returncode != 0:
-        raise SystemExit("horovod could not be made ready.")
-    return output.decode().strip()

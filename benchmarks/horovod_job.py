@@ -11,7 +11,6 @@ import uuid
 from asyncio.subprocess import Process
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Literal
@@ -22,7 +21,6 @@ from console.local.launch_line import read_launch_line
 from console.local.processes import end_all, free_ports, marked
 from console.local.settings import LAUNCHER, LocalSettings, Pod
 from launcher_shim.hosts import token_of
-from launcher_shim.rundir import layout
 from rdzv.records.policy import JobPolicy
 from rdzv.store.access import Access
 
@@ -33,22 +31,6 @@ GLOO_TIMEOUT_S = 120
 CHANGE_TIMEOUT_S = 90.0
 LOOK_INTERVAL_S = 0.01
 END_TIMEOUT_S = 20.0
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """One leave in seconds: all of it, and its stages.
-
-    ``delisted``: until the host list is renamed without the host. ``heard``: from then to the last
-    step of all ranks, which covers horovodrun's next poll and its message to rank 0. ``reset``: to
-    the first step of the others. ``ended``: from that last step to the end of the leaver's process.
-    """
-
-    whole: float
-    delisted: float
-    heard: float
-    reset: float
-    ended: float
 
 
 class Host:
@@ -115,35 +97,18 @@ class HorovodJob:
             await self._come()
         await self._until_all_step(0.0)
 
-    async def leave(self, host: Host) -> Leave:
-        """Let ``host`` leave; wait for its worker's end and for the others' next step."""
+    async def leave(self, host: Host) -> float:
+        """Let a host leave; return the seconds until its worker's end and the others' next step."""
         (pid,) = self._steps.pids(host.token)
-        size = len(self.hosts)
         self.hosts.remove(host)
         began_s = await self.delist(host)
-        delisted_s: float | None = None
         async with asyncio.timeout(CHANGE_TIMEOUT_S):
-            while _runs(pid) or delisted_s is None:
-                delisted_s = delisted_s or self._delisted_s(host)
+            while _runs(pid):  # noqa: ASYNC110 - a process has no event to give
                 await asyncio.sleep(LOOK_INTERVAL_S)
         gone_s = time.monotonic()
         stepped_s = await self._until_all_step(began_s)
         await self.bury(host)
-        last_s = self._steps.last(size, stepped_s)
-        return Leave(
-            max(gone_s, stepped_s) - began_s,
-            delisted_s - began_s,
-            last_s - delisted_s,
-            stepped_s - last_s,
-            gone_s - last_s,
-        )
-
-    def _delisted_s(self, host: Host) -> float | None:
-        """Return the time of the host list's rename without ``host``; None while it lists it."""
-        with (self.launcher.pod.run_dir / layout.HOSTS).open() as file:
-            if host.token in file.read():
-                return None
-            return os.fstat(file.fileno()).st_mtime - time.time() + time.monotonic()
+        return max(gone_s, stepped_s) - began_s
 
     async def join(self) -> float:
         """Let another host join; return the seconds until all make a step with it."""
@@ -245,11 +210,6 @@ class Steps:
             if alike:
                 firsts.append(min(alike))
         return firsts
-
-    def last(self, size: int, before_s: float) -> float:
-        """Return the time of the last step before ``before_s`` in a world of ``size``."""
-        steps = (step for lives in self._steps.values() for own in lives.values() for step in own)
-        return max(at_s for at_s, of in steps if of == size and at_s < before_s)
 
     def _look(self) -> None:
         for path in self.directory.iterdir():

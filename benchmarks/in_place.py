@@ -21,8 +21,8 @@ from statistics import median
 from time import monotonic
 
 from benchmarks import drain, recover
-from benchmarks.etcd_server import etcd_server
-from benchmarks.figures import Bar, Figure, of_medians, percentile
+from benchmarks.etcd_members import etcd_server
+from benchmarks.figures import Bar, Figure, of_runs, percentile, say
 from benchmarks.in_place_job import Job, Times
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
@@ -129,32 +129,30 @@ async def measure(turns: int = TURNS, cycles: int = CYCLES) -> list[Figure]:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-")))
         for turn in range(turns):
             found.append(await changes(root / f"job-{turn}", endpoint, cycles))
-            _say(f"in place: {found[-1]}")
+            say(f"in place: {found[-1]}")
             today = await drain.row_of_drains(root / f"today-{turn}", endpoint)
             today_planned += [one.total_s for one in today]
             _, lost_s = await recover.kills(root / f"kills-{turn}", endpoint)
             today_losses.append(lost_s)
             native.append(await drain.native_sigterm(root / f"native-{turn}"))
-            _say(
+            say(
                 f"by a restart: drains {today_planned}, losses {today_losses};"
                 f" native SIGTERM {native}"
             )
         crowd = await eight_ranks(root / "eight", endpoint, cycles // 2)
-        _say(f"two pods of four ranks: {crowd}")
+        say(f"two pods of four ranks: {crowd}")
         joins, plain = await handed_over(root / "state", endpoint, COPIES)
-        _say(f"1 GB: joins {joins}, copies {plain}")
+        say(f"1 GB: joins {joins}, copies {plain}")
     return [
         *figures(found, today_planned, today_losses, native),
         _planned("in_place/planned change of 8 ranks on two pods", [*crowd.drains, *crowd.joins]),
-        Figure(
+        of_runs(
             "in_place/a join that hands 1 GB over, beside a copy over loopback",
-            median(joins),
             "s",
             Bar("ratio", "<=", 1.5),
-            tuple(joins),
-            median(plain),
+            joins,
+            plain,
             "the copy",
-            tuple(plain),
         ),
     ]
 
@@ -187,14 +185,13 @@ def figures(
             "native c10d, median",
             tuple(native),
         ),
-        Figure(
+        of_runs(
             "in_place/loss to the next step, beyond its detection",
-            median(beyond),
             "s",
             Bar("value", "<=", 0.5),
-            tuple(beyond),
+            beyond,
         ),
-        of_medians(
+        of_runs(
             "in_place/rank 0's node killed to the next step",
             "s",
             None,
@@ -202,20 +199,16 @@ def figures(
             today_losses,
             "a save and a restart",
         ),
-        Figure(
+        of_runs(
             "in_place/survivors that were started again",
-            float(sum(one.restarted for one in found)),
             "1",
             Bar("value", "==", 0),
-            tuple(float(one.restarted) for one in found),
+            [one.restarted for one in found],
+            by=sum,
         ),
     ]
 
 
 def _planned(name: str, runs: list[float], today: Sequence[float] = ()) -> Figure:
     bar = Bar("value", "<=", 0.5)
-    return of_medians(name, "s", bar, runs, list(today), "a save and a restart" if today else "")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    return of_runs(name, "s", bar, runs, list(today), "a save and a restart" if today else "")

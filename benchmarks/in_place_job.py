@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from time import monotonic
 
-from benchmarks.node_processes import Sidecar, Step, Torchrun
+from benchmarks.node_processes import Node, Step, first_of
 from rdzv.keys import JobKeys
 from rdzv.store import WatchEvent
 
@@ -43,45 +43,6 @@ class Times:
     restarted: int = 0
 
 
-class Node:
-    """One simulated pod: a sidecar, and a torchrun under ``muster-run``."""
-
-    def __init__(
-        self, directory: Path, name: str, endpoint: str, slots: int, environment: dict[str, str]
-    ) -> None:
-        self.name = name
-        self._directory = directory
-        self._slots = slots
-        self._environment = environment
-        job = directory.name
-        self.sidecar = Sidecar(directory / name, job, name, endpoint, SIZE, wrapped=True)
-        self.torchrun: Torchrun
-
-    async def start(self) -> None:
-        """Start the sidecar, then the container."""
-        await self.sidecar.start()
-        await self.sidecar.ready()
-        self.torchrun = Torchrun(
-            self._directory / f"{self.name}.torchrun",
-            {**self.sidecar.torch_environment(), **self._environment},
-            f"--nproc-per-node={self._slots}",
-            "--max-restarts=99",
-            wrapper=self.sidecar.wrapper,
-            script=SCRIPT,
-        )
-        await self.torchrun.start()
-
-    async def kill(self) -> None:
-        """Kill all of it with SIGKILL; the sidecar first, as a dead node announces nothing."""
-        await self.sidecar.kill()
-        await self.torchrun.kill()
-
-    def made(self) -> dict[int, list[Step]]:
-        """Return the steps of its living workers."""
-        steps = self.torchrun.steps
-        return {pid: steps.of(pid) for pid in self.torchrun.workers() & steps.pids}
-
-
 class Job:
     """One job of pods that come and go."""
 
@@ -98,9 +59,7 @@ class Job:
 
     async def add(self) -> None:
         """Start one more pod, and wait until it trains."""
-        name = f"node-{self._count}"
-        self._count += 1
-        node = Node(self._directory, name, self._endpoint, self._slots, self._environment)
+        node = self._node()
         await node.start()
         self.nodes.append(node)
         await self.until_steps()
@@ -108,14 +67,21 @@ class Job:
     async def start(self, pods: int) -> None:
         """Start the first pods."""
         await asyncio.to_thread(self._directory.mkdir)
-        for _ in range(pods):
-            name = f"node-{self._count}"
-            self._count += 1
-            self.nodes.append(
-                Node(self._directory, name, self._endpoint, self._slots, self._environment)
-            )
+        self.nodes = [self._node() for _ in range(pods)]
         await asyncio.gather(*(node.start() for node in self.nodes))
         await self.until_steps()
+
+    def _node(self) -> Node:
+        self._count += 1
+        return Node(
+            self._directory,
+            f"node-{self._count}",
+            self._endpoint,
+            SIZE,
+            f"--nproc-per-node={self._slots}",
+            environment=self._environment,
+            script=SCRIPT,
+        )
 
     def note(self, events: Sequence[WatchEvent]) -> None:
         """Note when the store first shows that a node is not what it was."""
@@ -140,10 +106,7 @@ class Job:
     @property
     def first(self) -> Node:
         """The pod of rank 0."""
-        for node in self.nodes:
-            if any(steps[-1].rank == 0 for steps in node.made().values()):
-                return node
-        raise RuntimeError("no node has rank 0")
+        return first_of(self.nodes)
 
     async def joins(self) -> None:
         """Let a pod join."""

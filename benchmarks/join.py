@@ -8,15 +8,14 @@ last handler has its world. Native: the same handlers on one TCPStore server of 
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.etcd_server import etcd_server
-from benchmarks.figures import Bar, Figure, of_medians
+from benchmarks.etcd_members import etcd_server
+from benchmarks.figures import Bar, Figure, of_runs, say
 from benchmarks.worker import Worker, worker
 
 SIZES = (64, 256)
@@ -58,24 +57,19 @@ async def measure(sizes: Sequence[int] = SIZES, rounds: int = ROUNDS) -> list[Fi
         for size in sizes:
             ours: list[Joined] = []
             native: list[Joined] = []
-            cpu_ms: list[float] = []
             for turn in range(rounds):
                 native.append(await _native(handlers, size, f"native-{size}-{turn}"))
                 _say(f"native, {size} nodes", native[-1])
                 async with _job(sidecars, endpoint, size, f"join-{size}-{turn}") as ports:
-                    before_s = await _cpu_s(sidecars)
                     ours.append(await _join(handlers, ports, f"join-{size}-{turn}"))
-                    cpu_ms.append((await _cpu_s(sidecars) - before_s) / size * 1e3)
-                _say(f"muster, {size} nodes, {cpu_ms[-1]:.0f} ms of CPU a sidecar", ours[-1])
-            figures += _figures(size, ours, native, cpu_ms)
+                _say(f"muster, {size} nodes", ours[-1])
+            figures += _figures(size, ours, native)
     return figures
 
 
-def _figures(
-    size: int, ours: list[Joined], native: list[Joined], cpu_ms: list[float]
-) -> list[Figure]:
+def _figures(size: int, ours: list[Joined], native: list[Joined]) -> list[Figure]:
     return [
-        of_medians(
+        of_runs(
             f"join/{size}/all in one round",
             "1",
             Bar("value", "==", 1),
@@ -83,7 +77,7 @@ def _figures(
             [float(joined.together) for joined in native],
             "native c10d",
         ),
-        of_medians(
+        of_runs(
             f"join/{size}/compare-and-sets a handler",
             "1",
             Bar("value", "==", 1),
@@ -91,7 +85,7 @@ def _figures(
             [joined.compare_sets / size for joined in native],
             "native c10d",
         ),
-        of_medians(
+        of_runs(
             f"join/{size}/seconds",
             "s",
             None,
@@ -99,13 +93,12 @@ def _figures(
             [joined.seconds for joined in native],
             "native c10d",
         ),
-        of_medians(f"join/{size}/CPU of one sidecar", "ms", None, cpu_ms, [], ""),
     ]
 
 
 async def _native(handlers: Sequence[Worker], size: int, run_id: str) -> Joined:
-    port = await handlers[0].ask("host")
-    return await _join(handlers, [port] * size, run_id)
+    where = await handlers[0].ask("host")
+    return await _join(handlers, [where["port"]] * size, run_id)
 
 
 @asynccontextmanager
@@ -131,16 +124,11 @@ async def _job(
         )
     )
     registered_s = time.monotonic() - began_s
-    print(f"  {size} sidecars registered in {registered_s:.1f} s", file=sys.stderr)
+    say(f"  {size} sidecars registered in {registered_s:.1f} s")
     try:
         yield [port for share in ports for port in share]
     finally:
         await asyncio.gather(*(one.ask("stop") for one in sidecars))
-
-
-async def _cpu_s(sidecars: Sequence[Worker]) -> float:
-    shares: list[float] = await asyncio.gather(*(one.ask("cpu") for one in sidecars))
-    return sum(shares)
 
 
 async def _join(handlers: Sequence[Worker], ports: Sequence[int], run_id: str) -> Joined:
@@ -195,8 +183,7 @@ def _shares(items: Sequence[Any], parts: int) -> list[list[Any]]:
 
 def _say(who: str, joined: Joined) -> None:
     problems = f", failures: {joined.failures[:3]}" if joined.failures else ""
-    print(
+    say(
         f"{who}: {joined.seconds:.2f} s, {joined.compare_sets} compare-and-sets, "
-        f"{joined.worlds} world(s){problems}",
-        file=sys.stderr,
+        f"{joined.worlds} world(s){problems}"
     )

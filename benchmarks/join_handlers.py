@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helper process: torch's own rendezvous handlers, one per thread, that all join at once."""
+"""Helper process: torch's own server, and its rendezvous handlers, which all join at once."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # else 64 warnings at the end of each load
 
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
@@ -93,7 +94,7 @@ def main() -> None:
         match order["do"]:
             case "host":
                 server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-                answer = server.port
+                answer = {"port": server.port, "pid": os.getpid(), "libuv": server.libuvBackend}
             case "prepare":
                 with ThreadPoolExecutor(32) as pool:
                     joiners = list(

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.figures import Bar, Figure, of_medians
+from benchmarks.figures import Bar, Figure, of_runs, say, say_load
 from tests.support.training.background import Background
 from tests.support.training.machine_job import MachineJob, machine_job
 from tests.support.training.pods import Node
@@ -43,7 +41,7 @@ PARTS = {
 
 async def measure(turns: int = TURNS) -> list[Figure]:
     """Cut and kill in turns, each in a world of three."""
-    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", file=sys.stderr)
+    say_load()
     return await asyncio.to_thread(_measured, turns)
 
 
@@ -69,8 +67,8 @@ def _measured(turns: int) -> list[Figure]:
     for kind, what in (("cut", "a node is cut off"), ("kill", "all on a node is killed")):
         evicted, stepped = (list(column) for column in zip(*found[kind], strict=True))
         bars = [Bar("value", "<=", limit_s) for limit_s in BARS[kind]]
-        figures.append(of_medians(f"losses/{what}: evicted", "s", bars[0], evicted, [], ""))
-        figures.append(of_medians(f"losses/{what}: next step", "s", bars[1], stepped, [], ""))
+        figures.append(of_runs(f"losses/{what}: evicted", "s", bars[0], evicted))
+        figures.append(of_runs(f"losses/{what}: next step", "s", bars[1], stepped))
     return figures
 
 
@@ -89,7 +87,7 @@ def _lost(job: MachineJob, kind: Literal["cut", "kill"], turn: int) -> tuple[flo
         if any(True for node in nodes for _ in _said(node, line, began_unix_s))
     }
     parted = ", ".join(f"{what} {at_s - began_unix_s:.2f}" for what, at_s in parts.items())
-    print(f"{kind} of {lost.name}: {parted}, next step {stepped_s:.2f} s", file=sys.stderr)
+    say(f"{kind} of {lost.name}: {parted}, next step {stepped_s:.2f} s")
     return parts["evicted"] - began_unix_s, stepped_s
 
 

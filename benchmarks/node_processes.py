@@ -8,12 +8,12 @@ import os
 import signal
 import sys
 from asyncio.subprocess import Process
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.etcd_server import free_port
+from benchmarks.etcd_members import free_port
 from console.local import processes
 from console.local.processes import until_ready
 from console.local.settings import read_delivery
@@ -176,6 +176,70 @@ class Sidecar:
         if self.process is not None and self.process.returncode is None:
             self.process.kill()
             await self.process.wait()
+
+
+class Node:
+    """One simulated pod: a sidecar, and a torchrun, under ``muster-run`` if ``wrapped``.
+
+    ``arguments`` and ``environment`` are the torchrun's.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        endpoint: str,
+        size: tuple[int, int],
+        *arguments: str,
+        wrapped: bool = True,
+        environment: Mapping[str, str] = {},
+        script: Path = SCRIPT,
+    ) -> None:
+        self.name = name
+        self._directory = directory
+        self._arguments, self._environment, self._script = arguments, environment, script
+        self._launches = 0
+        job = directory.name
+        self.sidecar = Sidecar(directory / name, job, name, endpoint, size, wrapped=wrapped)
+        self._wrapper = self.sidecar.wrapper if wrapped else ()
+        self.torchrun: Torchrun
+
+    async def start(self) -> None:
+        """Start the sidecar, then the container."""
+        await self.sidecar.start()
+        await self.sidecar.ready()
+        await self.launch()
+
+    async def launch(self) -> None:
+        """Start its torchrun, again if it was killed."""
+        self._launches += 1
+        self.torchrun = Torchrun(
+            self._directory / f"{self.name}.torchrun-{self._launches}",
+            {**self.sidecar.torch_environment(), **self._environment},
+            *self._arguments,
+            "--max-restarts=99",
+            wrapper=self._wrapper,
+            script=self._script,
+        )
+        await self.torchrun.start()
+
+    async def kill(self) -> None:
+        """Kill all of it with SIGKILL; the sidecar first, as a dead node announces nothing."""
+        await self.sidecar.kill()
+        await self.torchrun.kill()
+
+    def made(self) -> dict[int, list[Step]]:
+        """Return the steps of its living workers."""
+        steps = self.torchrun.steps
+        return {pid: steps.of(pid) for pid in self.torchrun.workers() & steps.pids}
+
+
+def first_of(nodes: Sequence[Node]) -> Node:
+    """Return the node of rank 0."""
+    for node in nodes:
+        if any(steps and steps[-1].rank == 0 for steps in node.made().values()):
+            return node
+    raise RuntimeError("no node has rank 0")
 
 
 def _descendants(pid: int) -> Iterator[int]:

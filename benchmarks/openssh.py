@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from benchmarks.etcd_server import free_port
+from benchmarks.etcd_members import free_port
 from console.local import processes
 
 LISTEN_TIMEOUT_S = 30.0

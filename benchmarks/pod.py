@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,7 +17,8 @@ from statistics import median
 from time import monotonic, sleep
 
 from benchmarks.drain import recording
-from benchmarks.figures import Bar, Figure, of_medians
+from benchmarks.figures import Bar, Figure, of_runs, say
+from benchmarks.resident_memory import rss_mib
 from rdzv.keys import JobKeys
 from sidecar_image.image import sidecar_archive
 from tests.support.cluster.claim import claimed
@@ -33,7 +33,6 @@ STARTS = 10
 PATIENCE_S = 90.0
 """Time limit for a job without Muster to go on."""
 PODS = 3
-MIB = 1 << 20
 
 RESOURCES: dict[str, Object] = {
     "BestEffort": {},
@@ -58,23 +57,17 @@ async def measure(
     return [
         _shown("pod/delete to delisted everywhere", delisted),
         _shown("pod/delete to all committed", committed),
-        of_medians(
+        of_runs(
             "pod/delete to the survivors' next step", "s", None, stepped, native, "without Muster"
         ),
         _shown("pod/delete to the survivors' next step, most", [max(stepped)]),
         *(_added(quality, *took_s) for quality, took_s in begun.items()),
-        Figure(
-            "pod/memory of the sidecar",
-            max(memory),
-            "MiB",
-            Bar("value", "<=", 60.0),
-            tuple(memory),
-        ),
+        of_runs("pod/memory of the sidecar", "MiB", Bar("value", "<=", 60.0), memory, by=max),
     ]
 
 
 def _shown(name: str, runs: list[float]) -> Figure:
-    return of_medians(name, "s", None, runs, [], "")
+    return of_runs(name, "s", None, runs)
 
 
 # -- deletes
@@ -112,9 +105,9 @@ async def _deletes(
                     (delisted_s - began_s, committed_s - began_s, smaller.began_s - began_s)
                 )
                 told = ", ".join(f"{one_s:.2f}" for one_s in found[-1])
-                _say(f"delete to delisted, committed, the next step: {told} s")
+                say(f"delete to delisted, committed, the next step: {told} s")
                 world = await asyncio.to_thread(job.world_of, PODS, not_=smaller)
-        return found, [_resident_mib(pid) for pid in _sidecars(job).values()]
+        return found, [rss_mib(pid) for pid in _sidecars(job).values()]
     finally:
         await asyncio.to_thread(job.__exit__)
 
@@ -153,13 +146,6 @@ def _delisted(lists: Sequence[Path], leaver: str, timeout_s: float = 60.0) -> fl
     return monotonic()
 
 
-def _resident_mib(pid: int) -> float:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024 / MIB
-    raise RuntimeError(f"process {pid} has ended")
-
-
 def _native(lab: Kubelab, root: Path, count: int) -> list[float]:
     """Measure the seconds from a delete to the survivors' next step without Muster.
 
@@ -177,7 +163,7 @@ def _native(lab: Kubelab, root: Path, count: int) -> list[float]:
                 sleep(0.05)
             newest = job.steps.worlds()[-1]
             found.append(newest.began_s - began_s if _another(job, world) else PATIENCE_S)
-            _say(f"without Muster, delete to the next step: {found[-1]:.2f} s")
+            say(f"without Muster, delete to the next step: {found[-1]:.2f} s")
     return found
 
 
@@ -199,7 +185,7 @@ def _starts(
                 name = f"{quality.lower()}-{turn}"
                 without.append(_start(job, f"bare-{name}", quality, muster=False))
                 with_it.append(_start(job, f"with-{name}", quality, muster=True))
-                _say(f"start, {quality}: {without[-1]:.2f} s, with the sidecar {with_it[-1]:.2f} s")
+                say(f"start, {quality}: {without[-1]:.2f} s, with the sidecar {with_it[-1]:.2f} s")
     return dict(took_s)
 
 
@@ -242,17 +228,11 @@ def _start(job: KubeJob, name: str, quality: str, *, muster: bool) -> float:
 
 def _added(quality: str, with_it: Sequence[float], without: Sequence[float]) -> Figure:
     added = [one - median(without) for one in with_it]
-    return Figure(
+    return of_runs(
         f"pod/start, what the sidecar adds, {quality}",
-        median(added),
         "s",
         Bar("value", "<=", 2.0),
-        tuple(added),
-        median(without),
+        added,
+        without,
         "start of the pod without it",
-        tuple(without),
     )
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)

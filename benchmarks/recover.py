@@ -9,17 +9,15 @@ process group, which no rendezvous can save.
 from __future__ import annotations
 
 import asyncio
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from statistics import median
 
-from benchmarks.etcd_server import etcd_server
-from benchmarks.figures import Bar, Figure, of_medians
-from benchmarks.node_processes import Sidecar, Torchrun
+from benchmarks.etcd_members import etcd_server
+from benchmarks.figures import Bar, Figure, of_runs, say
+from benchmarks.node_processes import Node, first_of
 from benchmarks.worlds import bare_restart, start_native, torchruns, until_world
 
 ROUNDS = 3
@@ -29,40 +27,6 @@ LEASE_TTL_S = 10.0
 """The sidecar's default."""
 
 DEAD_WITHIN_S = 30.0
-
-
-class Node:
-    """One simulated node and its lives."""
-
-    def __init__(self, directory: Path, job: str, name: str, endpoint: str) -> None:
-        self.name = name
-        self._directory = directory
-        self._job = job
-        self._endpoint = endpoint
-        self._lives = 0
-        self.sidecar: Sidecar
-        self.torchrun: Torchrun
-
-    async def start(self) -> None:
-        """Start it as a new pod."""
-        self._lives += 1
-        run_dir = self._directory / f"{self.name}.{self._lives}"
-        self.sidecar = Sidecar(run_dir, self._job, self.name, self._endpoint, SIZE)
-        await self.sidecar.start()
-        await self.sidecar.ready()
-        await self.launch()
-
-    async def launch(self) -> None:
-        """Start its torchrun, again if it was killed."""
-        self._lives += 1
-        directory = self._directory / f"{self.name}.torchrun-{self._lives}"
-        self.torchrun = Torchrun(directory, self.sidecar.torch_environment(), "--max-restarts=9")
-        await self.torchrun.start()
-
-    async def kill(self) -> None:
-        """Kill all of it with SIGKILL; the sidecar first, as a dead node announces nothing."""
-        await self.sidecar.kill()
-        await self.torchrun.kill()
 
 
 async def measure(rounds: int = ROUNDS) -> list[Figure]:
@@ -76,18 +40,18 @@ async def measure(rounds: int = ROUNDS) -> list[Figure]:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-")))
         for turn in range(rounds):
             bare.append(await bare_restart(root / f"bare-{turn}"))
-            _say(f"bare restart of 2 workers: {bare[-1]:.2f} s")
+            say(f"bare restart of 2 workers: {bare[-1]:.2f} s")
             killed_agent_s, killed_node_s = await kills(root / f"job-{turn}", endpoint)
             agent.append(killed_agent_s)
             node.append(killed_node_s)
-            _say(f"rank 0's agent killed: {agent[-1]:.2f} s, its node: {node[-1]:.2f} s")
+            say(f"rank 0's agent killed: {agent[-1]:.2f} s, its node: {node[-1]:.2f} s")
             native_died.append(await _native_dies(root / f"native-{turn}"))
-            _say(f"native c10d, rank 0's agent killed: job dead: {native_died[-1]}")
+            say(f"native c10d, rank 0's agent killed: job dead: {native_died[-1]}")
     return [
         _figure("recover/rank 0's agent killed", agent, bare, 3.0),
         _figure("recover/rank 0's node killed", node, bare, LEASE_TTL_S + 5.0),
         # If a job of ours did not go on, the benchmark has failed before.
-        of_medians(
+        of_runs(
             "recover/jobs that go on",
             "1",
             Bar("value", "==", 1),
@@ -101,40 +65,30 @@ async def measure(rounds: int = ROUNDS) -> list[Figure]:
 def _figure(name: str, runs: list[float], bare: list[float], limit_s: float) -> Figure:
     """Build the figure of the median time of the runs beyond the bare restart of their round."""
     beyond = [run - restart for run, restart in zip(runs, bare, strict=True)]
-    return Figure(
+    return of_runs(
         f"{name}, beyond a bare restart",
-        median(beyond),
         "s",
         Bar("value", "<=", limit_s),
-        tuple(beyond),
-        median(bare),
+        beyond,
+        bare,
         "bare restart",
-        tuple(bare),
     )
 
 
 async def kills(directory: Path, endpoint: str) -> tuple[float, float]:
     """Kill rank 0's agent with its workers; let it come back; kill its whole node."""
-    nodes = [Node(directory, directory.name, f"node-{n}", endpoint) for n in range(NODES)]
+    nodes = [Node(directory, f"node-{n}", endpoint, SIZE, wrapped=False) for n in range(NODES)]
     try:
         await asyncio.gather(*(node.start() for node in nodes))
-        first = await _rank_0(nodes)
+        await until_world([node.torchrun for node in nodes], size=NODES)
+        first = first_of(nodes)
         agent_s = await _recovery(nodes, first, first.torchrun.kill)
         await first.launch()
-        first = await _rank_0(nodes)
+        await until_world([node.torchrun for node in nodes], size=NODES)
+        first = first_of(nodes)
         return agent_s, await _recovery(nodes, first, first.kill)
     finally:
         await asyncio.gather(*(node.kill() for node in nodes))
-
-
-async def _rank_0(nodes: Sequence[Node]) -> Node:
-    """Wait for a world of all nodes, and return the node of its rank 0."""
-    await until_world([node.torchrun for node in nodes], size=NODES)
-    for node in nodes:
-        (worker,) = node.torchrun.workers()
-        if node.torchrun.steps.of(worker)[-1].rank == 0:
-            return node
-    raise RuntimeError("no node has rank 0")
 
 
 async def _recovery(
@@ -159,7 +113,3 @@ async def _native_dies(directory: Path) -> bool:
                 return True
             await asyncio.sleep(0.1)
         return False
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)

@@ -10,17 +10,16 @@ has to reach each of N watchers.
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from time import monotonic
 
 from benchmarks.etcd_members import etcd_members
-from benchmarks.figures import Bar, Figure
+from benchmarks.figures import Bar, Figure, of_one, say
 from benchmarks.processor_time import cpu_s
+from benchmarks.resident_memory import rss_mib
 from benchmarks.worker import Worker, worker
 
 SIDECARS = 1000
@@ -73,28 +72,27 @@ async def measure(sidecars: int = SIDECARS) -> list[Figure]:
     phases: dict[str, Phase] = {}
     async for phase in grow_and_shrink(sidecars, PROCESSES, REST_S, WAVE, LEASE_TTL_S):
         phases[phase.name] = phase
-        print(phase.line(), file=sys.stderr, flush=True)
+        say(phase.line())
     rest, join = phases["rest"], phases["join"]
     figures = [
-        Figure(f"scale/{sidecars} sidecars: {name}", phase.took_s, "s", None, (phase.took_s,))
+        of_one(f"scale/{sidecars} sidecars: {name}", "s", None, phase.took_s)
         for name, phase in phases.items()
         if name != "rest"
     ]
     per_sidecar = join.sidecars_cpu_s / sidecars * 1e3
+    resting = rest.sidecars_cpu_s / sidecars / REST_S
     lists = join.counts["lists made"] / join.counts["events"]
     figures += [
-        _figure("CPU of one sidecar for the join of all", per_sidecar, "ms"),
-        _figure("CPU of one sidecar at rest", rest.sidecars_cpu_s / sidecars / REST_S * 100, "%"),
-        _figure("CPU of etcd at rest", rest.etcd_cpu_s / REST_S * 100, "%"),
-        _figure("memory of etcd", rest.etcd_rss_mib, "MiB"),
-        _figure("memory of one sidecar's parts", rest.sidecars_rss_mib / sidecars, "MiB"),
-        _figure("lists made for each event delivered", lists, "", Bar("value", "<=", 0.5)),
+        of_one("scale/CPU of one sidecar for the join of all", "ms", None, per_sidecar),
+        of_one("scale/CPU of one sidecar at rest", "%", None, resting * 100),
+        of_one("scale/CPU of etcd at rest", "%", None, rest.etcd_cpu_s / REST_S * 100),
+        of_one("scale/memory of etcd", "MiB", None, rest.etcd_rss_mib),
+        of_one(
+            "scale/memory of one sidecar's parts", "MiB", None, rest.sidecars_rss_mib / sidecars
+        ),
+        of_one("scale/lists made for each event delivered", "", Bar("value", "<=", 0.5), lists),
     ]
     return figures
-
-
-def _figure(name: str, value: float, unit: str, bar: Bar | None = None) -> Figure:
-    return Figure(f"scale/{name}", value, unit, bar, (value,))
 
 
 async def grow_and_shrink(
@@ -130,8 +128,7 @@ async def grow_and_shrink(
 
 
 def _etcd_use(pid: int) -> dict[str, float]:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return {"etcd_cpu_s": cpu_s(pid), "etcd_rss_mib": pages / 256}
+    return {"etcd_cpu_s": cpu_s(pid), "etcd_rss_mib": rss_mib(pid)}
 
 
 class _Crowd:

@@ -8,20 +8,19 @@ snapshot.
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
+import os
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
-from pathlib import Path
 from random import Random
 from time import monotonic
 from typing import Any
 
 from agent.parts import job_client, member_parts
 from agent.surroundings import MemberSettings
+from benchmarks.resident_memory import rss_mib
 from benchmarks.sidecar_parts import identity, surroundings
-from benchmarks.worker import LINE_MAX
+from benchmarks.worker import serve
 from rdzv.errors import StoreAmbiguous
 from rdzv.keys import JobKeys
 from rdzv.snapshot import Snapshot, listing_of
@@ -179,11 +178,10 @@ class Members:
         return await asyncio.gather(*(member.until(listed) for member in self._members.values()))
 
     def _report(self) -> dict[str, Any]:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
         return {
             **self._counts,
             "cpu_s": time.process_time(),
-            "rss_mib": pages * 4096 / 2**20,
+            "rss_mib": rss_mib(os.getpid()),
             "sidecars": len(self._members),
         }
 
@@ -192,12 +190,8 @@ class Members:
 
 
 async def main() -> None:
-    reader = asyncio.StreamReader(limit=LINE_MAX)
-    loop = asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     members = Members()
-    while line := await reader.readline():
-        print(json.dumps(await members.obey(json.loads(line))), flush=True)
+    await serve(members.obey)
     await members.stop()
 
 

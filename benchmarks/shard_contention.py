@@ -7,14 +7,12 @@ Each has the desk, mirror and connection of a sidecar of its own, in this proces
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 import time
 from random import Random
 
 from agent.shards import BATCH_PER_POD_S
-from benchmarks.etcd_server import etcd_server
-from benchmarks.figures import Bar, Figure
+from benchmarks.etcd_members import etcd_server
+from benchmarks.figures import Bar, Figure, of_one, of_runs, p99, say_load
 from muster.orders import ShardOrder
 from rdzv.store.etcd.client import EtcdStore
 from tests.support.sidecars.shards import Rank, pods
@@ -30,7 +28,7 @@ WITHIN_S = 300.0
 
 async def measure() -> list[Figure]:
     """Let all ranks ask at once, and then each every few seconds."""
-    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", file=sys.stderr)
+    say_load()
     order = ShardOrder(SHARDS * SHARD, SHARD, 7)
     names = [f"worker-{number}" for number in range(RANKS)]
     async with asyncio.timeout(WITHIN_S), etcd_server() as endpoint:
@@ -50,23 +48,22 @@ async def measure() -> list[Figure]:
             twice = _given_twice(ranks)
         for store in stores:
             await store.close()
-    took = sorted(one for some in answers for one in some)
+    took = [one for some in answers for one in some]
     return [
-        Figure(
+        of_one(
             f"shards/{RANKS} ranks ask at once, until all have records",
-            burst_s,
             "s",
             Bar("value", "<=", 5.0),
-            (burst_s,),
+            burst_s,
         ),
-        Figure(
+        of_runs(
             f"shards/an answer at the pace of {RANKS} ranks, 99th percentile",
-            took[len(took) * 99 // 100],
             "s",
             Bar("value", "<=", 1.0),
-            tuple(took),
+            took,
+            by=p99,
         ),
-        Figure("shards/places given to two ranks", twice, "1", Bar("value", "==", 0), (twice,)),
+        of_one("shards/places given to two ranks", "1", Bar("value", "==", 0), twice),
     ]
 
 

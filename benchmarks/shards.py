@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import shard_contention
-from benchmarks.figures import Bar, Figure
+from benchmarks.figures import Bar, Figure, of_one, of_runs, say, say_load
 from tests.support.training.shard_history import RankLog, repeated_and_lost, worlds
 
 ROOT = Path(__file__).parents[1]
@@ -29,7 +29,7 @@ WITHIN_S = 600.0
 
 async def measure() -> list[Figure]:
     """Run one job, and then the contention of a hundred ranks."""
-    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", file=sys.stderr)
+    say_load()
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as directory:
         checkpoints = Path(directory) / "checkpoints"
         status = await _run(Path(directory), checkpoints)
@@ -38,26 +38,21 @@ async def measure() -> list[Figure]:
     took = [max(log.last_unix_s for log in logs) - _first_unix_s(logs) for logs in lived]
     ideal = [_ideal_s(logs) for logs in lived]
     for one_took, one_ideal, logs in zip(took, ideal, lived, strict=True):
-        print(f"{len(logs)} ranks: {one_took:.1f} s, ideal {one_ideal:.1f} s", file=sys.stderr)
+        say(f"{len(logs)} ranks: {one_took:.1f} s, ideal {one_ideal:.1f} s")
     return [
-        Figure(
+        of_runs(
             "shards/time in which four worlds trained, beside the ideal",
-            sum(took),
             "s",
             Bar("ratio", "<=", 1.1),
-            tuple(took),
-            sum(ideal),
+            took,
+            ideal,
             "every rank works all the time",
-            tuple(ideal),
+            by=sum,
         ),
-        Figure(
-            "shards/records lost or repeated",
-            len(repeated) + len(lost),
-            "1",
-            Bar("value", "==", 0),
-            (len(repeated) + len(lost),),
+        of_one(
+            "shards/records lost or repeated", "1", Bar("value", "==", 0), len(repeated) + len(lost)
         ),
-        Figure("shards/exit status", status, "1", Bar("value", "==", 0), (status,)),
+        of_one("shards/exit status", "1", Bar("value", "==", 0), status),
         *await shard_contention.measure(),
     ]
 

@@ -7,9 +7,6 @@ Equivalent to what ``agent.process`` builds for one pod, without signals, HTTP p
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
@@ -22,7 +19,7 @@ from agent.parts import Drains, endpoint_of, job_client, launcher_parts, member_
 from agent.process import boot_s
 from agent.rundir.files import RunDir
 from agent.surroundings import MemberSettings, Sockets, Surroundings
-from benchmarks.worker import LINE_MAX
+from benchmarks.worker import serve
 from launcher_shim.rundir import layout
 from rdzv.keys import JobKeys
 from rdzv.members.registration import Identity
@@ -179,20 +176,14 @@ class Sidecars:
                 return await self.start(**order)
             case "delivered":
                 return await self.delivered(**order)
-            case "cpu":
-                return time.process_time()
             case "stop":
                 return await self.stop()
         raise ValueError(f"no such order: {order}")
 
 
 async def main() -> None:
-    reader = asyncio.StreamReader(limit=LINE_MAX)
-    loop = asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     sidecars = Sidecars()
-    while line := await reader.readline():
-        print(json.dumps(await sidecars.obey(json.loads(line))), flush=True)
+    await serve(sidecars.obey)
     await sidecars.stop()
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from agent.rundir.channels import GatePage
-from benchmarks.figures import Bar, Figure, of_medians, percentile
+from benchmarks.figures import Bar, Figure, of_runs
 from muster.draining import Drain
 from muster.gate import GateFile
 from muster.progress import ProgressFile
@@ -34,8 +34,6 @@ async def measure() -> list[Figure]:
 def _measure() -> list[Figure]:
     with_drain: list[float] = []
     bare: list[float] = []
-    slow: list[float] = []
-    bare_slow: list[float] = []
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as directory:
         gate = GatePage(Path(directory, "gate.page"))
         gate.make()
@@ -48,13 +46,11 @@ def _measure() -> list[Figure]:
                 first = turn * STEPS
                 times = [_step_us(drain, step) for step in range(first, first + STEPS)]
                 with_drain.append(median(times))
-                slow.append(percentile(times, 0.99))
                 times = [_step_us(None, step) for step in range(STEPS)]
                 bare.append(median(times))
-                bare_slow.append(percentile(times, 0.99))
     added = [one - other for one, other in zip(with_drain, bare, strict=True)]
     return [
-        of_medians(
+        of_runs(
             "step: commit_due with no drain pending, progress included",
             "us",
             Bar("value", "<=", 20.0),
@@ -62,7 +58,6 @@ def _measure() -> list[Figure]:
             bare,
             "the same loop without it",
         ),
-        of_medians("step: p99 of a step with it", "us", None, slow, bare_slow, "without it"),
     ]
 
 

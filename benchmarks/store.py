@@ -9,14 +9,13 @@ holds leases: the figure is the client's time beyond etcd's own election.
 
 from __future__ import annotations
 
-import asyncio
-import sys
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from random import Random
 from statistics import median
 
-from benchmarks.etcd_server import etcd_server
-from benchmarks.figures import Bar, Figure, percentile
+from benchmarks.etcd_members import etcd_server
+from benchmarks.figures import Bar, Figure, of_runs, percentile, say
 from benchmarks.store_recovery import Recovery, recoveries
 from benchmarks.worker import Worker, worker
 
@@ -46,7 +45,7 @@ async def measure(rounds: int = ROUNDS, kills: int = KILLS) -> list[Figure]:
     found = await recoveries(kills)
     for name, runs in found.items():
         for run in runs:
-            _say(
+            say(
                 f"{name}: election {run.election_s:.2f} s, no write for {run.write_gap_s:.2f} s,"
                 f" no event for {run.watch_gap_s:.2f} s, leases lost: {run.leases_lost}"
             )
@@ -78,7 +77,7 @@ async def _speed(rounds: int) -> list[Figure]:
     for work, lanes, _, bar in SHAPES:
         for name in CLIENTS:
             shape = (name, work, lanes)
-            _say(
+            say(
                 f"{work}, {lanes} at a time, {name}: {_rate(rates[shape]):.0f} a second"
                 f" ({min(rates[shape]):.0f} to {max(rates[shape]):.0f}),"
                 f" {median(cpu[shape]):.2f} ms of CPU each"
@@ -90,21 +89,20 @@ async def _speed(rounds: int) -> list[Figure]:
             (DRIVER, None, f", driver {DRIVER}"),
         ):
             figures.append(
-                Figure(
+                of_runs(
                     f"store/{work} {at_a_time}{who}",
-                    _rate(rates[name, work, lanes]),
                     "a second",
                     its_bar,
-                    tuple(rates[name, work, lanes]),
-                    _rate(rates[best, work, lanes]),
+                    rates[name, work, lanes],
+                    rates[best, work, lanes],
                     best,
-                    tuple(rates[best, work, lanes]),
+                    by=_rate,
                 )
             )
     return figures
 
 
-def _rate(runs: list[float]) -> float:
+def _rate(runs: Sequence[float]) -> float:
     return percentile(runs, 0.75)
 
 
@@ -130,21 +128,12 @@ def _recovery_figures(name: str, runs: list[Recovery]) -> list[Figure]:
         )
     lost = tuple(float(run.leases_lost) for run in runs)
     figures.append(
-        Figure(
+        of_runs(
             f"store/leases lost by a leader kill{driver}",
-            sum(lost),
             "leases",
             Bar("value", "==", 0),
             lost,
+            by=sum,
         )
     )
     return figures
-
-
-def _say(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    for figure in asyncio.run(measure()):
-        print(figure.line())

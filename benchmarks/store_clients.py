@@ -9,8 +9,6 @@ loop of the sidecar's kind.
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +17,7 @@ from typing import Any, Literal
 
 import uvloop
 
-from benchmarks.worker import LINE_MAX
+from benchmarks.worker import serve
 from rdzv.errors import StoreError
 from rdzv.store import Compare, Put
 from rdzv.store.etcd.client import EtcdStore
@@ -167,22 +165,20 @@ def open_client(name: str, endpoint: str) -> Client:
 
 
 async def main() -> None:
-    reader = asyncio.StreamReader(limit=LINE_MAX)
-    loop = asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     client: Client | None = None
-    while line := await reader.readline():
-        order = json.loads(line)
+
+    async def obey(order: dict[str, Any]) -> list[float] | None:
+        nonlocal client
         if order.pop("do") == "open":
             client = open_client(**order)
             await client.put()
-            print("null", flush=True)
-            continue
+            return None
         assert client is not None
         began_s, cpu_s = time.perf_counter(), time.process_time()
         await client.run(**order)
-        took_s, used_s = time.perf_counter() - began_s, time.process_time() - cpu_s
-        print(json.dumps([took_s, used_s]), flush=True)
+        return [time.perf_counter() - began_s, time.process_time() - cpu_s]
+
+    await serve(obey)
     if client is not None:
         await client.close()
 

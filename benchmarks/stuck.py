@@ -11,20 +11,18 @@ of a minute, another one later, slow saves, and evaluations of two minutes by on
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import re
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import Any
 
-from benchmarks.figures import Bar, Figure
+from benchmarks.figures import Bar, Figure, of_one, of_runs, say, say_load
 from benchmarks.standing_job import LAYOUTS, RANKS, StandingJob
 from controller.job_events import job_events
 from controller.jobs import JobState
@@ -67,7 +65,7 @@ class Outcome:
 
 async def measure(jobs: int = JOBS, times: int = TIMES, calm: int = CALM_STEPS) -> list[Figure]:
     """Let ``jobs`` come to stand still ``times`` in each way; make ``calm`` steps beside them."""
-    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", file=sys.stderr)
+    say_load()
     async with AsyncExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-")))
         async with asyncio.TaskGroup() as group:
@@ -79,7 +77,7 @@ async def measure(jobs: int = JOBS, times: int = TIMES, calm: int = CALM_STEPS) 
     if calming is not None:
         made, alarms = calming.result()
         name = f"stuck/false alarms in {made} steps with slow saves, evaluations and compiles"
-        figures.append(Figure(name, alarms, "1", Bar("value", "==", 0), (alarms,)))
+        figures.append(of_one(name, "1", Bar("value", "==", 0), alarms))
     return figures
 
 
@@ -89,17 +87,17 @@ def _judged(outcomes: Sequence[Outcome]) -> list[Figure]:
     right = [float(not one.wrong) for one in outcomes]
     for kind in FAULTS:
         of_kind = [not one.wrong for one in outcomes if one.kind == kind]
-        print(f"{kind}: {sum(of_kind)} of {len(of_kind)} right", file=sys.stderr)
+        say(f"{kind}: {sum(of_kind)} of {len(of_kind)} right")
     named = tuple(one.after_s for one in outcomes if not one.wrong) or (NAMED_S,)
     return [
-        Figure(
+        of_runs(
             f"stuck/share of {len(right)} ranks named right in status, history, metric and Event",
-            sum(right) / len(right),
             "1",
             Bar("value", ">=", 0.95),
-            tuple(right),
+            right,
+            by=fmean,
         ),
-        Figure("stuck/fault to its rank in muster status", median(named), "s", None, named),
+        of_runs("stuck/fault to its rank in muster status", "s", None, named),
     ]
 
 
@@ -153,11 +151,9 @@ async def _faults(folder: Path, number: int, times: int) -> list[Outcome]:
         for kind, rank in zip(plan, guilty, strict=False):
             found.append(await _fault(job, kind, rank))
             how = "; ".join(found[-1].wrong) or "right"
-            print(
+            say(
                 f"{job.name}, {job.pods} pods: {kind} of rank {rank},"
-                f" after {found[-1].after_s:.0f} s: {how}",
-                file=sys.stderr,
-                flush=True,
+                f" after {found[-1].after_s:.0f} s: {how}"
             )
     return found
 
@@ -241,10 +237,10 @@ async def _calm(folder: Path, number: int, steps: int) -> tuple[int, int]:
             state, why = await job.verdict()
             if state == "stuck" and why not in seen:
                 seen.append(why)
-                print(f"calm, step {max(job.steps())}: {why}", file=sys.stderr, flush=True)
+                say(f"calm, step {max(job.steps())}: {why}")
             return job.ended or max(job.steps()) >= steps - 1
 
         if not await _until(done, CALM_S) or max(job.steps()) < steps - 1:
             raise TimeoutError
-        print(f"calm: {max(job.steps())} steps, {len(seen)} alarms", file=sys.stderr)
+        say(f"calm: {max(job.steps())} steps, {len(seen)} alarms")
         return steps, len(seen)

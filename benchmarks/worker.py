@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -53,3 +53,12 @@ async def worker(module: str) -> AsyncIterator[Worker]:
         except TimeoutError:
             process.kill()
             await process.wait()
+
+
+async def serve(obey: Callable[[dict[str, Any]], Awaitable[Any]]) -> None:
+    """Be such a process: answer each order until the input ends."""
+    reader = asyncio.StreamReader(limit=LINE_MAX)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := await reader.readline():
+        print(json.dumps(await obey(json.loads(line))), flush=True)

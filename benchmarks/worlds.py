@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence, Set
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from benchmarks.etcd_server import free_port
+from benchmarks.etcd_members import free_port
 from benchmarks.node_processes import Torchrun
 
 SETTLED_S = 2.0

@@ -11,27 +11,14 @@ from typing import Any
 import pytest
 
 from agent.rundir.reports import read_ranks
-from tests.support.training.drain_job import (
+from tests.support.training.job import (
     DRAINED_STATUS,
     STEPS_BETWEEN,
+    Job,
     Notice,
-    a_row_of_drains,
-    agents_frozen,
-    by_hand,
-    committed,
-    drain_of,
+    RunJob,
     draining_job,
-    gone,
-    hold,
-    nothing_lost,
-    outcomes,
-    released,
-    saves_held,
-    sigterm,
-    terminate,
-    trains,
 )
-from tests.support.training.job import Job, RunJob
 from tests.support.training.pods import END_TIMEOUT_S, ROOT, Node
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
@@ -59,7 +46,7 @@ def until_phase(job: Job, node: Node, phase: str) -> None:
     """Wait until the drain of ``node`` is in ``phase``: noted, or a phase of the commit."""
 
     def reached() -> bool:
-        if drain_of(job, node) is None:
+        if job.drain_of(node) is None:
             return False
         commit = job.witness.sight.membership.commit
         return phase == "noted" or (commit is not None and commit.phase == phase)
@@ -70,7 +57,7 @@ def until_phase(job: Job, node: Node, phase: str) -> None:
 
 def ends_drained(job: Job, leaver: Node) -> None:
     """Wait until the leaver has gone and the others train on."""
-    assert gone(job, leaver) == DRAINED_STATUS
+    assert job.gone(leaver) == DRAINED_STATUS
     job.goes_on(job.world_of(job.nodes.values()), 5)
 
 
@@ -91,15 +78,15 @@ def test_i2_a_drain_before_all_ranks_have_begun_loses_no_step(
         job.add(2)
         job.until((late / "waits").exists, 120, "all ranks but the last have begun")
         leaver = job.nodes[min(job.nodes)]
-        with agents_frozen(job):
-            sigterm(job, leaver)
-            assert released(job, leaver).outcome == "uncommitted"
+        with job.agents_frozen():
+            job.sigterm(leaver)
+            assert job.released(leaver).outcome == "uncommitted"
             (late / "begin").touch()
             job.until(lambda: all(map(takes_part, job.nodes.values())), 60, "all have begun")
             time.sleep(20 * STEP_S)
             assert job.steps.worlds() == []
         ends_drained(job, leaver)
-        nothing_lost(job)
+        job.nothing_lost()
 
 
 def takes_part(node: Node) -> bool:
@@ -117,15 +104,15 @@ def test_drains_in_a_row(run_job: RunJob, embedded: list[str], slots: int, drain
     Ten are proven in ``tests/world/test_drains.py``, in virtual time.
     """
     with draining_job(run_job, embedded, slots=slots, least=2, most=4) as job:
-        a_row_of_drains(job, drains)
+        job.a_row_of_drains(drains)
 
 
 @pytest.mark.parametrize(
     ("notice", "shell", "wrapped"),
     [
-        pytest.param(sigterm, "{}", True, id="a shell"),
-        pytest.param(sigterm, "{}; echo it has ended with $?", True, id="a shell that stays"),
-        pytest.param(hold, "", False, id="an entry point of its own, with muster-hold"),
+        pytest.param(Job.sigterm, "{}", True, id="a shell"),
+        pytest.param(Job.sigterm, "{}; echo it has ended with $?", True, id="a shell that stays"),
+        pytest.param(Job.hold, "", False, id="an entry point of its own, with muster-hold"),
     ],
 )
 @long
@@ -138,11 +125,11 @@ def test_a_sigterm_that_would_be_swallowed_saves_and_arrives(
             job.start_launcher(node, shell=shell)
         job.goes_on(job.world_of(nodes))
         notice(job, nodes[0])
-        committed(job, nodes[0], ranks=2)
-        status = gone(job, nodes[0])
+        job.committed(nodes[0], ranks=2)
+        status = job.gone(nodes[0])
         assert status == DRAINED_STATUS or not wrapped
         job.goes_on(job.world_of([nodes[1]]), 5)
-        nothing_lost(job)
+        job.nothing_lost()
 
 
 # -- while it goes on
@@ -157,13 +144,13 @@ def test_what_fails_in_the_middle(
     """A sidecar is killed, or the store is away for a while that is shorter than the lease."""
     settings: dict[str, Any] = {"least": 2, "most": 3, "script_environ": SLOW, "proxied": True}
     with draining_job(run_job, embedded, **settings) as job:
-        trains(job, 3)
+        job.trains(3)
         first, leaver, third = job.nodes.values()
         hit = leaver if victim == "the leaver's sidecar" else first
         if phase == "hold":
             job.freeze_sidecar(third)  # no vote of its pod: the hold lasts
-        with saves_held(job) if phase == "commit" else nullcontext():
-            terminate(job, leaver)
+        with job.saves_held() if phase == "commit" else nullcontext():
+            job.terminate(leaver)
             until_phase(job, leaver, phase)
             if victim == "the store":
                 job.cut_store(job.nodes.values())
@@ -175,9 +162,9 @@ def test_what_fails_in_the_middle(
         else:
             job.start_sidecar(hit)
         job.resume(third)
-        assert released(job, leaver).outcome == "committed"
+        assert job.released(leaver).outcome == "committed"
         ends_drained(job, leaver)
-        nothing_lost(job)
+        job.nothing_lost()
 
 
 @long
@@ -186,16 +173,16 @@ def test_a_save_that_fails_once(run_job: RunJob, embedded: list[str], caught: bo
     """It is tried again where the script goes on, and takes its round along where it does not."""
     environ = {**FAILS_ONCE, "DRAIN_LOOP_CATCH": str(int(caught))}
     with draining_job(run_job, embedded, script_environ=environ) as job:
-        trains(job, 3)
+        job.trains(3)
         leaver = job.nodes[min(job.nodes)]
-        terminate(job, leaver)
-        assert released(job, leaver).outcome == ("committed" if caught else "uncommitted")
+        job.terminate(leaver)
+        assert job.released(leaver).outcome == ("committed" if caught else "uncommitted")
         failed = [c for _, c in job.witness.commits if c.phase == "void"]
         assert "could not save" in failed[0].reason
         assert "No space left" in failed[0].reason
         ends_drained(job, leaver)
         if caught:
-            nothing_lost(job)
+            job.nothing_lost()
 
 
 @pytest.mark.parametrize("grace_s", [5.0, 15.0, 30.0])
@@ -211,40 +198,21 @@ def test_a_save_that_outlasts_the_grace_is_given_up(
         most=2,
         sidecar_environ={"MUSTER_GRACE_S": f"{grace_s:g}"},
     ) as job:
-        trains(job, 2)
+        job.trains(2)
         leaver = job.nodes[min(job.nodes)]
-        with saves_held(job):
+        with job.saves_held():
             # Both notices: a pod of which one is stopped alone may stay, and takes its drain back.
-            terminate(job, leaver)
-            assert released(job, leaver).outcome == "expired"
+            job.terminate(leaver)
+            assert job.released(leaver).outcome == "expired"
             words = "SIGTERM goes to the command"
             job.until(lambda: words in leaver.launcher_log(), 120, "SIGTERM passes")
-        drain = released(job, leaver)
+        drain = job.released(leaver)
         assert drain.seconds_left is not None
         assert drain.seconds_left <= grace_s
         # What was made since the last commit is lost, and training goes on.
         ends_drained(job, leaver)
-        assert outcomes(job) == ["expired"]
+        assert job.outcomes() == ["expired"]
         job.never_two_worlds()
-
-
-@long
-def test_a_drain_that_is_cancelled_while_all_save_disturbs_nobody(
-    run_job: RunJob, embedded: list[str]
-) -> None:
-    with draining_job(run_job, embedded, least=1, most=2) as job:
-        world = trains(job, 2)
-        node = job.nodes[min(job.nodes)]
-        with saves_held(job):
-            waiting = by_hand(job, node, "--wait")
-            until_phase(job, node, "commit")
-            cancelling = by_hand(job, node, "--cancel")
-            told, _ = cancelling.communicate(timeout=END_TIMEOUT_S)
-        assert cancelling.returncode == 0, told
-        said, _ = waiting.communicate(timeout=END_TIMEOUT_S)
-        assert waiting.returncode == 4, said
-        job.undisturbed(world)
-        nothing_lost(job)
 
 
 def test_a_drain_that_is_cancelled_after_its_release_lets_the_pod_train_again(
@@ -252,39 +220,14 @@ def test_a_drain_that_is_cancelled_after_its_release_lets_the_pod_train_again(
 ) -> None:
     """Its torchrun has idled in the world that it left."""
     with draining_job(run_job, embedded, least=1, most=2) as job:
-        world = trains(job, 2)
+        world = job.trains(2)
         node = job.nodes[min(job.nodes)]
-        told, _ = by_hand(job, node, "--wait").communicate(timeout=END_TIMEOUT_S)
+        told, _ = job.by_hand(node, "--wait").communicate(timeout=END_TIMEOUT_S)
         assert "released" in told
         others = [one for one in job.nodes.values() if one is not node]
         job.goes_on(job.world_of(others, not_=world), STEPS_BETWEEN)
-        cancelling = by_hand(job, node, "--cancel")
+        cancelling = job.by_hand(node, "--cancel")
         told, _ = cancelling.communicate(timeout=END_TIMEOUT_S)
         assert cancelling.returncode == 0, told
         job.goes_on(job.world_of(job.nodes.values()), STEPS_BETWEEN)
-        nothing_lost(job)
-
-
-@long
-@pytest.mark.parametrize("below_min", ["hold", "commit"])
-def test_below_min_all_save_at_once_and_the_policy_says_when_one_goes(
-    run_job: RunJob, embedded: list[str], below_min: str
-) -> None:
-    """Held, it goes once a replacement has come, which here comes when all have saved."""
-    environ = {"MUSTER_BELOW_MIN": below_min}
-    with draining_job(run_job, embedded, least=2, most=3, sidecar_environ=environ) as job:
-        trains(job, 2)
-        leaver = job.nodes[min(job.nodes)]
-        sigterm(job, leaver)
-        if below_min == "hold":
-            until_phase(job, leaver, "done")
-            drain = drain_of(job, leaver)
-            assert drain is not None
-            assert not drain.outcome
-            job.add()
-        committed(job, leaver, ranks=2)
-        assert gone(job, leaver) == DRAINED_STATUS
-        if below_min == "commit":
-            job.add()
-        job.goes_on(job.world_of(job.nodes.values()), STEPS_BETWEEN)
-        nothing_lost(job)
+        job.nothing_lost()

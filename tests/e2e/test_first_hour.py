@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.first_hour.hour import STEPS, run_hour, stable_lines
-from tests.support.first_hour.transcript import kept_steps
+from tests.support.first_hour.hour import STEPS, kept_steps, run_hour, stable_lines
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(1800)]
 

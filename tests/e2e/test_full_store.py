@@ -15,8 +15,7 @@ import pytest
 
 from tests.support.store.etcd_cluster import EtcdCluster
 from tests.support.store.full import SMALL, cure, fill_at_once
-from tests.support.training.drain_job import draining_job, saves_held, trains
-from tests.support.training.job import Job, RunJob
+from tests.support.training.job import Job, RunJob, draining_job
 from tests.support.training.step_log import World
 
 pytestmark = [pytest.mark.torch, pytest.mark.etcd, pytest.mark.long, pytest.mark.timeout(900)]
@@ -51,7 +50,7 @@ def test_a_sidecar_that_starts_again_costs_no_world_while_the_store_is_full(
     run_job: RunJob, small: EtcdCluster
 ) -> None:
     with draining_job(run_job, small.endpoints, lease_s=8.0) as job:
-        world = trains(job, 2)
+        world = job.trains(2)
         fill_up(job, small)
         for node in job.nodes.values():
             job.kill_sidecar(node)
@@ -69,8 +68,8 @@ def test_a_join_that_a_full_store_does_not_finish_costs_no_world(
     run_job: RunJob, small: EtcdCluster
 ) -> None:
     with draining_job(run_job, small.endpoints, lease_s=8.0) as job:
-        world = trains(job, 2)
-        with saves_held(job):
+        world = job.trains(2)
+        with job.saves_held():
             (newcomer,) = job.add()
             job.until(
                 lambda: job.witness.commits and job.witness.commits[-1][1].phase == "commit",

@@ -6,16 +6,15 @@ from __future__ import annotations
 import os
 import signal
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent.rundir.reports import read_ranks
-from tests.support.training.drain_job import DRAINED_STATUS, gone, released, terminate
 from tests.support.training.in_place_log import assert_each_sample_once
-from tests.support.training.job import FORM_TIMEOUT_S, Job, RunJob
+from tests.support.training.job import DRAINED_STATUS, FORM_TIMEOUT_S, Job, RunJob, account_of
 from tests.support.training.pods import ROOT, Node
-from tests.support.training.step_log import step_lines
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
@@ -28,32 +27,25 @@ def in_place(run_job: RunJob, endpoints: list[str], **settings: Any) -> Any:
     return run_job(
         endpoints,
         **{"wrapped": True, "lease_s": 8.0, "script": SCRIPT, "least": 1} | settings,
+        script_environ={"WORLD_LOOP_STEP_S": "0.2"},
         sidecar_environ={"MUSTER_GRACE_S": "90"},
     )
 
 
-def size_of(job: Job) -> int:
-    """The number of ranks that made the newest step."""
-    made: dict[int, set[int]] = {}
-    for _, step, size in rows(job):
-        made.setdefault(step, set()).add(size)
-    return max(made[max(made)]) if made else 0
-
-
-def rows(job: Job) -> list[tuple[float, int, int]]:
-    """Time, step and size of each line."""
-    found = []
-    for path in job.steps.directory.iterdir():
-        for line in path.read_text().splitlines():
-            parts = line.split()
-            if len(parts) == 7:
-                found.append((float(parts[0]), int(parts[1]), int(parts[3])))
-    return sorted(found)
+def made(path: Path) -> list[tuple[int, int]]:
+    """Each step that a process has made, and the size of its world then."""
+    whole, _, _ = path.read_text().rpartition("\n")  # half a line may be the last
+    return [(int(step), int(size)) for _, step, _, size, *_ in map(str.split, whole.splitlines())]
 
 
 def until_size(job: Job, size: int) -> None:
-    """Wait until ``size`` ranks make steps."""
-    job.until(lambda: size_of(job) == size, FORM_TIMEOUT_S, f"{size} ranks train")
+    """Wait until ``size`` ranks make the newest step."""
+
+    def trains() -> bool:
+        steps = [step for path in job.steps.directory.iterdir() for step in made(path)]
+        return max(steps, default=(0, 0))[1] == size
+
+    job.until(trains, FORM_TIMEOUT_S, f"{size} ranks train")
 
 
 def processes(job: Job, node: Node) -> set[str]:
@@ -64,57 +56,53 @@ def processes(job: Job, node: Node) -> set[str]:
 def each_step_once(job: Job) -> None:
     """No rank leaves a step out, or makes one twice, and none does after it came in late."""
     for path in job.steps.directory.iterdir():
-        steps = [int(line.split()[1]) for line in path.read_text().splitlines()]
+        steps = [step for step, _ in made(path)]
         assert all(after == before + 1 for before, after in pairwise(steps)), path.name
     made_once(job)
 
 
 def made_once(job: Job) -> None:
     """Every step is made, and in one world alone."""
-    worlds: dict[int, set[int]] = {}
-    for _, step, world in step_lines(job.steps.directory):
-        worlds.setdefault(step, set()).add(world)
-    assert sorted(worlds) == list(range(1, max(worlds) + 1))
-    twice = {step: found for step, found in worlds.items() if len(found) > 1}
-    assert not twice, f"made in two worlds: {twice}"
+    told = account_of(job.steps.directory)
+    assert (told.lost, told.twice) == ([], [])
 
 
-def test_a_node_joins_and_rank_0_leaves_in_place(run_job: RunJob, embedded: list[str]) -> None:
-    with in_place(run_job, embedded) as job:
+def test_a_join_a_drain_and_losses_change_a_world_in_place(
+    run_job: RunJob, embedded: list[str]
+) -> None:
+    """Each time of rank 0. No step is lost by it."""
+    # No lease ends while the test lasts: the others evict the node, as its world is broken.
+    with in_place(run_job, embedded, lease_s=600.0) as job:
         first, second = job.add(2)
         until_size(job, 2)
         (third,) = job.add()
         until_size(job, 3)
-        terminate(job, first)
-        assert gone(job, first) == DRAINED_STATUS
+        job.terminate(first)
+        assert job.gone(first) == DRAINED_STATUS
         until_size(job, 2)
+        each_step_once(job)
+        (fourth,) = job.add()
+        until_size(job, 3)
+        assert job.round.frozen[0].member == second.name
+        job.kill_node(second)
+        until_size(job, 2)
+        lose_worker(job, fourth)
         job.stop_training()
         assert set(job.launchers_end()) == {0}
         job.until(lambda: job.round.closed == "success", 60, "it is closed by success")
-        each_step_once(job)
+        made_once(job)
         assert [len(processes(job, one)) for one in (first, second, third)] == [1, 1, 1]
 
 
-def test_the_loss_of_rank_0_and_of_a_worker_costs_no_step(
-    run_job: RunJob, embedded: list[str]
-) -> None:
-    # No lease ends while the test lasts: the others evict the node, as its world is broken.
-    with in_place(run_job, embedded, lease_s=600.0) as job:
-        first, second, third = job.add(3)
-        until_size(job, 3)
-        job.kill_node(first)
-        until_size(job, 2)
-        (worker,) = processes(job, third)
-        os.kill(int(worker.rpartition(".")[2]), signal.SIGKILL)
-        job.until(lambda: len(processes(job, third)) == 2, FORM_TIMEOUT_S, "it has another worker")
-        until_size(job, 2)
-        job.stop_training()
-        assert set(job.launchers_end()) == {0}
-        made_once(job)
-        assert len(processes(job, second)) == 1
+def lose_worker(job: Job, node: Node) -> None:
+    """Kill the worker of one of two nodes, and wait until both train again."""
+    (worker,) = processes(job, node)
+    os.kill(int(worker.rpartition(".")[2]), signal.SIGKILL)
+    job.until(lambda: len(processes(job, node)) == 2, FORM_TIMEOUT_S, "it has another worker")
+    until_size(job, 2)
 
 
-def test_the_library_trains_on_through_a_join_a_drain_and_a_loss(
+def test_the_library_trains_on_through_a_join_a_drain_and_a_loss_until_the_last_pod_saves(
     run_job: RunJob, embedded: list[str]
 ) -> None:
     example = ROOT / "examples" / "torch_in_place.py"
@@ -125,12 +113,22 @@ def test_the_library_trains_on_through_a_join_a_drain_and_a_loss(
         third, fourth = job.add(2)
         in_world_of(job, first, second, third, fourth)
         workers = {node.name: worker_of(node) for node in (second, third)}
-        terminate(job, first)
-        assert gone(job, first) == DRAINED_STATUS
+        job.terminate(first)
+        assert job.gone(first) == DRAINED_STATUS
         in_world_of(job, second, third, fourth)
         job.kill_node(fourth)
         in_world_of(job, second, third)
         assert {node.name: worker_of(node) for node in (second, third)} == workers
+        job.terminate(second)
+        assert job.gone(second) == DRAINED_STATUS
+        in_world_of(job, third)
+        job.terminate(third)
+        drain = job.released(third)
+        assert drain.outcome == "committed"
+        assert job.gone(third) == DRAINED_STATUS
+        assert "too few stay" in third.sidecar_log()
+        (saved,) = (job.directory / "saved").glob(f"*-{drain.step:08d}.pt")
+        assert saved.exists()
 
 
 def in_world_of(job: Job, *nodes: Node) -> None:
@@ -158,21 +156,6 @@ def worker_of(node: Node) -> int:
     return line.pid
 
 
-def test_the_last_pod_saves_as_today_before_it_goes(run_job: RunJob, embedded: list[str]) -> None:
-    example = ROOT / "examples" / "torch_in_place.py"
-    with in_place(run_job, embedded, script=example) as job:
-        job.script_environ |= {"STEPS": "100000", "CHECKPOINT_DIR": str(job.directory / "saved")}
-        (only,) = job.add()
-        in_world_of(job, only)
-        terminate(job, only)
-        drain = released(job, only)
-        assert drain.outcome == "committed"
-        assert gone(job, only) == DRAINED_STATUS
-        assert "too few stay" in only.sidecar_log()
-        (saved,) = (job.directory / "saved").glob(f"*-{drain.step:08d}.pt")
-        assert saved.exists()
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("trainer", ["transformers", "lightning"])
 def test_a_trainer_lives_through_a_join_a_drain_and_a_kill(
@@ -184,13 +167,10 @@ def test_a_trainer_lives_through_a_join_a_drain_and_a_kill(
         until_size(job, 2)
         (third,) = job.add()
         until_size(job, 3)
-        terminate(job, first)
-        assert gone(job, first) == DRAINED_STATUS
+        job.terminate(first)
+        assert job.gone(first) == DRAINED_STATUS
         until_size(job, 2)
-        (worker,) = processes(job, third)
-        os.kill(int(worker.rpartition(".")[2]), signal.SIGKILL)
-        job.until(lambda: len(processes(job, third)) == 2, FORM_TIMEOUT_S, "it has another worker")
-        until_size(job, 2)
+        lose_worker(job, third)
         job.stop_training()
         assert set(job.launchers_end()) == {0}
         job.until(lambda: job.round.closed == "success", 60, "it is closed by success")

@@ -26,7 +26,11 @@ def etcd() -> Iterator[list[str]]:
 
 
 def drill(
-    run_job: RunJob, etcd: list[str], changes: list[tuple[str, bool]], python: str = sys.executable
+    run_job: RunJob,
+    etcd: list[str],
+    changes: list[tuple[str, bool]],
+    python: str = sys.executable,
+    step_s: float = 0.05,
 ) -> Drill:
     """Run these changes; return the account."""
     with run_job(
@@ -38,6 +42,7 @@ def drill(
         least=1,
         most=MOST + 1,
         script=SCRIPT,
+        script_environ={"IN_PLACE_STEP_S": str(step_s)},
         sidecar_environ={"MUSTER_GRACE_S": "90"},
     ) as job:
         drill = Drill(job, seed=1)
@@ -76,7 +81,8 @@ def test_changes_that_fall_into_a_form(run_job: RunJob, etcd: list[str]) -> None
     """Those of the fifty that ``test_in_place.py`` has none of."""
     kinds = ("torchrun", "store in a form", "two", "sidecar in a form")
     # The pod that stands still is one that has joined: no torchrun starts its ranks again.
-    done = drill(run_job, etcd, [*((kind, True) for kind in kinds), ("stop", False)])
+    changes = [*((kind, True) for kind in kinds), ("stop", False)]
+    done = drill(run_job, etcd, changes, step_s=0.25)  # most of the CPU goes into steps
     assert not [one for one in done.outcomes if one.fell_back or one.restarted]
 
 

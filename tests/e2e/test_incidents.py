@@ -21,8 +21,7 @@ import pytest
 from tests.support.sidecars.processes import CONSOLE, PATIENT
 from tests.support.store.etcd_cluster import EtcdCluster
 from tests.support.store.full import SMALL, fill_at_once
-from tests.support.training.drain_job import draining_job, saves_held, trains
-from tests.support.training.job import FORM_TIMEOUT_S, Job, RunJob
+from tests.support.training.job import FORM_TIMEOUT_S, Job, RunJob, draining_job
 from tests.support.training.pods import ROOT
 
 pytestmark = [pytest.mark.torch, pytest.mark.long, pytest.mark.timeout(900)]
@@ -122,7 +121,7 @@ def test_a_full_store_says_what_stands_still_and_how_to_make_room(
     run_job: RunJob, small: EtcdCluster
 ) -> None:
     with draining_job(run_job, small.endpoints) as job:
-        trains(job, 2)
+        job.trains(2)
         fill_at_once(small)
         until_right(job, "full store", time(), "the store takes no writes (NOSPACE)", "disarm")
         assert "etcdctl alarm disarm" in printed(job, "doctor").splitlines()[-1]
@@ -130,7 +129,7 @@ def test_a_full_store_says_what_stands_still_and_how_to_make_room(
 
 def test_a_store_that_is_away_says_what_it_means(run_job: RunJob, small: EtcdCluster) -> None:
     with draining_job(run_job, small.endpoints) as job:
-        world = trains(job, 2)
+        world = job.trains(2)
         small.kill(0)
         until_right(job, "store away", time(), "cannot reach", "worlds that train go on")
         job.undisturbed(world)
@@ -153,8 +152,8 @@ def test_a_save_that_is_slower_than_the_grace_is_named_with_the_setting(
 ) -> None:
     short = {"MUSTER_GRACE_S": "8"}
     with draining_job(run_job, embedded, least=1, most=2, sidecar_environ=short) as job:
-        trains(job, 2)
-        with saves_held(job):
+        job.trains(2)
+        with job.saves_held():
             asked_unix_s = time()
             job.muster("drain", "node-1", "--deadline", "5s")
             until_right(job, "slow save", asked_unix_s, "expired", "was not done")

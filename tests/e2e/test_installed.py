@@ -227,6 +227,7 @@ def test_the_library_alone_says_where_the_command_is(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_an_editable_installation_keeps_its_types(source: Path, tmp_path: Path) -> None:
     python, _ = environment(tmp_path / "venv")
     install(python, "--no-deps", "-e", source / "lib", "-e", source)

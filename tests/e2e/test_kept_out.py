@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from rdzv.records.quarantine import TERMS, Quarantine
-from tests.support.training.drain_job import STEPS_BETWEEN, draining_job
-from tests.support.training.job import FORM_TIMEOUT_S, RunJob
+from tests.support.training.job import FORM_TIMEOUT_S, STEPS_BETWEEN, RunJob, draining_job
 from tests.support.training.pods import END_TIMEOUT_S, ROOT
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(3600)]
@@ -61,9 +60,10 @@ def test_a_node_that_ends_every_world_is_left_out_and_named_and_the_others_train
         job.never_two_worlds()
 
 
+@long
 @pytest.mark.parametrize(
     ("nodes", "lives"),
-    [pytest.param(3, 4, id="until one is left out"), pytest.param(4, 9, id="for long", marks=long)],
+    [pytest.param(3, 4, id="until one is left out"), pytest.param(4, 9, id="for long")],
 )
 def test_i11_nodes_that_fail_alike_and_are_well_then_all_train_with_no_hand(
     run_job: RunJob,
@@ -73,6 +73,7 @@ def test_i11_nodes_that_fail_alike_and_are_well_then_all_train_with_no_hand(
     nodes: int,
     lives: int,
 ) -> None:
+    """Daily it is proven in ``tests/world/test_crash_loops.py``."""
     monkeypatch.setattr("tests.support.training.pods.sidecar_command", lambda: HASTY)
     away = tmp_path / "away"
     away.touch()

@@ -14,15 +14,7 @@ import pytest
 from tests.support.launchers.life import living, outcomes
 from tests.support.launchers.page import record, recorded
 from tests.support.launchers.rows import ROWS, Row
-from tests.support.training.drain_job import (
-    DRAINED_STATUS,
-    drain_of,
-    gone,
-    released,
-    saves_held,
-    sigterm,
-)
-from tests.support.training.job import RunJob
+from tests.support.training.job import DRAINED_STATUS, RunJob
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(3600)]
 
@@ -47,16 +39,12 @@ def test_pods_that_are_started_in_every_way_train_together_and_are_drained_at_on
         life.grow(len(ways))
         job = life.job
         *leavers, _ = job.nodes.values()
-        with saves_held(job):
+        with job.saves_held():
             for node in leavers:
-                sigterm(job, node)
-            job.until(
-                lambda: all(drain_of(job, node) for node in leavers),
-                120,
-                "the drains are on record",
-            )
-        assert {released(job, node).outcome for node in leavers} == {"committed"}
-        assert {gone(job, node) for node in leavers} == {DRAINED_STATUS}
+                job.sigterm(node)
+            job.all_noted(leavers)
+        assert {job.released(node).outcome for node in leavers} == {"committed"}
+        assert {job.gone(node) for node in leavers} == {DRAINED_STATUS}
         life.steps(1)
         assert life.cost() == 0
 

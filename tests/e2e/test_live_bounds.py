@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.training.drain_job import draining_job, nothing_lost
-from tests.support.training.job import FORM_TIMEOUT_S, RunJob
+from tests.support.training.job import FORM_TIMEOUT_S, RunJob, draining_job
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
@@ -36,7 +35,7 @@ def test_bounds_change_by_a_roll_out_and_by_hand_and_no_step_is_lost(
             lambda world: len(world.nodes) == 1, FORM_TIMEOUT_S, "one goes on", fewer
         )
         job.goes_on(again, 5)
-        nothing_lost(job)
+        job.nothing_lost()
 
 
 def test_i11_nodes_that_keep_coming_wait_for_the_first_step_of_a_world_that_loads(
@@ -57,4 +56,4 @@ def test_i11_nodes_that_keep_coming_wait_for_the_first_step_of_a_world_that_load
         job.world_of([*two, *more])
         assert len(job.steps.worlds()) == 2
         assert job.round.number == 1
-        nothing_lost(job)
+        job.nothing_lost()

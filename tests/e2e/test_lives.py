@@ -5,16 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.training.drain_job import (
-    DRAINED_STATUS,
-    committed,
-    draining_job,
-    first_step,
-    gone,
-    sigterm,
-    terminate,
-)
-from tests.support.training.job import FORM_TIMEOUT_S, RunJob
+from tests.support.training.job import DRAINED_STATUS, FORM_TIMEOUT_S, RunJob, draining_job
 from tests.support.training.pods import Node
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
@@ -28,14 +19,14 @@ def test_created_again_with_an_empty_directory_it_trains_from_scratch(
     with draining_job(run_job, embedded, least=1, most=1, sidecar_environ=let_go) as job:
         (former,) = job.add(uid="first")
         world = job.world_of([former])
-        terminate(job, former)
-        step = committed(job, former, ranks=1)
-        assert gone(job, former) == DRAINED_STATUS
+        job.terminate(former)
+        step = job.committed(former, ranks=1)
+        assert job.gone(former) == DRAINED_STATUS
 
         job.script_environ["CHECKPOINT_DIR"] = str(job.directory / "emptied")
         (present,) = job.add(uid="second")
         job.world_of([present], not_=world)
-        assert first_step(job, present) == 1
+        assert job.first_step(present) == 1
         told = f"an earlier job of this name committed step {step}, but there is"
         assert told in present.launcher_log()
 
@@ -56,13 +47,13 @@ def test_all_pods_are_drained_and_the_job_created_again_goes_on_from_that_step(
         nodes = job.add(2, uid="first")
         job.goes_on(job.world_of(nodes))
         for node in nodes:
-            sigterm(job, node)
-        step = committed(job, *nodes, ranks=2)
+            job.sigterm(node)
+        step = job.committed(*nodes, ranks=2)
         for node in nodes:
-            assert gone(job, node) == DRAINED_STATUS
+            assert job.gone(node) == DRAINED_STATUS
         again = job.add(2, uid="second")
         job.goes_on(job.world_of(again))
-        assert {first_step(job, node) for node in again} == {step + 1}
+        assert {job.first_step(node) for node in again} == {step + 1}
 
 
 @pytest.mark.long

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from agent.rundir.programs import program
-from tests.support.training.job import Job, RunJob
+from tests.support.training.job import RunJob
 from tests.support.training.local import LOSES, PACED, Start, moments, sizes
-from tests.support.training.pods import ROOT, Node
+from tests.support.training.pods import ROOT
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
@@ -66,44 +65,24 @@ def test_each_worker_gets_a_sigterm_once_and_has_the_time_to_save(tmp_path: Path
     assert told == ["ready\ngot 15\nsaved\n"] * 2
 
 
-LEASE_S = 600.0
-"""No lease ends while the test lasts: whoever is lost was evicted."""
-
-
-def losses(job: Job) -> list[tuple[str, bool]]:
-    """Who was lost, and whether by an eviction, by the history."""
-    found = [json.loads(line) for line in job.muster("history", "--json").splitlines()]
-    return [
-        (one["member"], one["details"].get("early", False))
-        for one in found
-        if one["what"] == "lost"
-    ]
-
-
-def test_i11_a_node_that_is_killed_is_evicted_once_its_world_has_failed(
+def test_i5_a_sidecar_that_is_killed_alone_costs_no_world_and_i11_a_killed_node_is_evicted(
     run_job: RunJob, embedded: list[str]
 ) -> None:
-    with run_job(embedded, least=2, most=4, lease_s=LEASE_S) as job:
-        nodes: list[Node] = job.add(4)
+    """Once its world has failed: no lease ends while the test lasts."""
+    with run_job(embedded, least=2, most=3, lease_s=600.0, wrapped=True) as job:
+        nodes = job.add(3)
         world = job.world_of(nodes)
         lost, *others = nodes
+        job.kill_sidecar(others[0])
+        job.goes_on(world, 200)
+        job.start_again(others[0])
+        job.undisturbed(world)
+        assert job.history("lost") == []
         job.kill_node(lost)
         job.goes_on(job.world_of(others, not_=world))
         job.never_two_worlds()
-        assert losses(job) == [(lost.name, True)]
-
-
-def test_i5_a_sidecar_that_is_killed_alone_costs_no_world(
-    run_job: RunJob, embedded: list[str]
-) -> None:
-    with run_job(embedded, least=2, most=3, lease_s=LEASE_S, wrapped=True) as job:
-        nodes: list[Node] = job.add(3)
-        world = job.world_of(nodes)
-        job.kill_sidecar(nodes[1])
-        job.goes_on(world, 200)
-        job.start_again(nodes[1])
-        job.undisturbed(world)
-        assert losses(job) == []
+        (entry,) = job.history("lost")
+        assert (entry.member, entry.details["early"]) == (lost.name, True)
 
 
 STEPS = str(ROOT / "examples" / "torch_steps.py")

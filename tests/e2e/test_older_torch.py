@@ -9,8 +9,7 @@ from __future__ import annotations
 import pytest
 
 from older_torch import SETUP_TIMEOUT_S, python_with_torch
-from tests.support.training.drain_job import a_row_of_drains, draining_job
-from tests.support.training.job import RunJob
+from tests.support.training.job import RunJob, draining_job
 
 pytestmark = [
     pytest.mark.torch,
@@ -50,5 +49,5 @@ def test_drains_in_a_row_lose_no_step_and_close_no_run(
 ) -> None:
     python = python_with_torch(version)
     with draining_job(run_job, embedded, least=2, most=4, python=python) as job:
-        a_row_of_drains(job, 5)
+        job.a_row_of_drains(5)
         assert job.round.closed == ""

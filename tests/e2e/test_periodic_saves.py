@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.training.drain_job import drain_of, draining_job, first_step, sigterm
-from tests.support.training.job import Job, RunJob
+from tests.support.training.job import Job, RunJob, draining_job
 from tests.support.training.pods import END_TIMEOUT_S
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
@@ -38,7 +37,7 @@ def test_after_kill_9_of_all_nodes_it_goes_on_from_the_newest_periodic_save_of_a
         assert step % EVERY == 0
         again = job.add(2)
         job.goes_on(job.world_of(again, not_=world))
-        assert {first_step(job, node) for node in again} == {step + 1}
+        assert {job.first_step(node) for node in again} == {step + 1}
         told = [int(node.metric("muster_last_commit_step")) for node in again]
         assert all(one >= step for one in told)
 
@@ -73,8 +72,8 @@ def test_a_last_upload_ends_under_sigterm_and_so_does_the_job(
         job.until(lambda: begun.exists() and begun.read_text(), 240, "rank 0 uploads")
         job.until(lambda: job.round.finishing, 120, "the other rank has ended")
         uploads = job.nodes[begun.read_text()]
-        sigterm(job, uploads)
-        job.until(lambda: drain_of(job, uploads) is not None, 60, "the drain is stored")
+        job.sigterm(uploads)
+        job.until(lambda: job.drain_of(uploads) is not None, 60, "the drain is stored")
         assert "the job is finishing: nothing is to be saved" in job.muster("status")
         assert not (tmp_path / "uploaded").exists()
         (tmp_path / "may-end").touch()

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.sources import ROOT
-from tests.support.training.drain_job import account_of, draining_job
-from tests.support.training.job import RunJob
+from tests.support.training.job import RunJob, account_of, draining_job
 from tests.support.training.step_log import World
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(1800)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two real torchruns in one command, one after the other, however they are started."""
+"""Real torchruns in one command, one after the other, however they are started."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.support.sidecars.relayed_pod import RelayedPod, relayed_pod
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
-PATIENCE_S = 200.0
-"""For torch to be imported twice, on cores that are shared."""
+PATIENCE_S = 300.0
+"""For torch to be imported by each of them, on cores that are shared."""
 
 SCRIPT = """
 import itertools, json, os, sys, time
@@ -64,41 +64,49 @@ elastic_launch(config, sys.executable)(*sys.argv[1:])
 
 
 @pytest.mark.parametrize(
-    "launcher",
+    "launchers",
     [
-        "torchrun",
-        f"torchrun {STATIC}",
-        f"{BIN}/torchrun {STATIC}",
-        "python -m torch.distributed.run --standalone",
-        "python {elastic}",
-        pytest.param("accelerate launch --cpu", marks=ACCELERATE),
+        pytest.param(("torchrun", "torchrun", f"torchrun {STATIC}"), id="by its name"),
         pytest.param(
-            "python -m accelerate.commands.launch --multi_gpu --num_machines 2 --num_processes 2"
-            " --machine_rank 1 --main_process_ip head --main_process_port 29500",
+            (
+                f"{BIN}/torchrun {STATIC}",
+                "python -m torch.distributed.run --standalone",
+                "python {elastic}",
+            ),
+            id="past the delivered one",
+        ),
+        pytest.param(
+            (
+                "accelerate launch --cpu",
+                "python -m accelerate.commands.launch --multi_gpu --num_machines 2"
+                " --num_processes 2 --machine_rank 1 --main_process_ip head"
+                " --main_process_port 29500",
+            ),
+            id="accelerate",
             marks=ACCELERATE,
         ),
     ],
-    ids=["torchrun", "static", "path", "module", "Python", "accelerate alone", "accelerate"],
 )
-async def test_a_command_of_two_stages_ends_well_and_ends_well_again(
-    launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_command_of_stages_ends_well_and_ends_well_again(
+    launchers: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage, told, elastic = tmp_path / "stage.py", tmp_path / "told", tmp_path / "elastic.py"
     await asyncio.to_thread(stage.write_text, SCRIPT.format(told=str(told)))
     await asyncio.to_thread(elastic.write_text, ELASTIC)
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ['PYTHONPATH']}")
     monkeypatch.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
-    start = f"{launcher.format(elastic=elastic)} {stage}"
-    line = f"{start} first && {start} second"
+    starts = [launcher.format(elastic=elastic) for launcher in launchers]
+    line = " && ".join(f"{start} {stage} {number}" for number, start in enumerate(starts))
+    each_once = "".join(f"{number} 1 None\n" for number in range(len(starts)))
     async with (
         EmbeddedServer() as server,
         relayed_pod(server.endpoint, tmp_path / "run", "sh", "-c", line) as pod,
     ):
         assert await ended(pod) == 0
-        assert await asyncio.to_thread(told.read_text) == "first 1 None\nsecond 1 None\n"
+        assert await asyncio.to_thread(told.read_text) == each_once
         await pod.start_again("sh", "-c", line)
         assert await ended(pod) == 0
-    assert await asyncio.to_thread(told.read_text) == "first 1 None\nsecond 1 None\n"
+    assert await asyncio.to_thread(told.read_text) == each_once
 
 
 LATE = """

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from agent.rundir.reports import read_lines
-from tests.support.training.drain_job import draining_job
-from tests.support.training.job import Job, RunJob
+from tests.support.training.job import Job, RunJob, draining_job
 from tests.support.training.pods import Node
 
 pytestmark = [pytest.mark.torch, pytest.mark.long, pytest.mark.timeout(900)]

@@ -20,20 +20,26 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(1200)]
 SCRIPTS = ROOT / "tests" / "support" / "scripts"
 SAMPLES, STEPS, PER_EPOCH = 240, 20, 10
 
+long = pytest.mark.long
 
-@pytest.mark.parametrize("script", ["data_transformers.py", "data_lightning.py"])
+
 @pytest.mark.parametrize(
-    ("fails", "events"),
+    "script",
+    # What both ask is in tests/contract/test_choice.py every day.
+    ["data_transformers.py", pytest.param("data_lightning.py", marks=long)],
+)
+@pytest.mark.parametrize(
+    ("nodes", "fails", "events"),
     [
-        pytest.param("1@7", (), id="a worker fails"),
-        pytest.param("", ("kill:rank1@world3+1s", "add@world3+2s"), id="a node is replaced",
-                     marks=pytest.mark.long),
-        pytest.param("1@7 2@17", (), id="two workers fail", marks=pytest.mark.long),
+        pytest.param(2, "1@7", (), id="a worker fails"),
+        pytest.param(3, "", ("kill:rank1@world3+1s", "add@world3+2s"), id="a node is replaced",
+                     marks=long),
+        pytest.param(3, "1@7 2@17", (), id="two workers fail", marks=long),
     ],
 )  # fmt: skip
 def test_a_world_with_unequal_restart_counts_trains(
     start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-    script: str, fails: str, events: tuple[str, ...],
+    script: str, nodes: int, fails: str, events: tuple[str, ...],
 ) -> None:  # fmt: skip
     logs = tmp_path / "sample-logs"
     for name, value in {
@@ -46,7 +52,7 @@ def test_a_world_with_unequal_restart_counts_trains(
         monkeypatch.setenv(name, value)
     asked = [word for event in events for word in ("--event", event)]
     job = start(
-        *(*LOSES, "--nodes", "3", "--min", "3", "--max", "3", *asked),
+        *(*LOSES, "--nodes", f"{nodes}", "--min", f"{nodes}", "--max", f"{nodes}", *asked),
         *("--", "torchrun", "--max-restarts", "9", PACED, str(SCRIPTS / script)),
         *("muster", str(SAMPLES), str(STEPS)),
     )

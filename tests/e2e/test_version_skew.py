@@ -10,20 +10,7 @@ import pytest
 
 import muster
 from tests.support.releases.frozen import VERSION, unpack, version_of
-from tests.support.training.drain_job import (
-    DRAINED_STATUS,
-    STEPS_BETWEEN,
-    by_hand,
-    committed,
-    drain_of,
-    draining_job,
-    gone,
-    nothing_lost,
-    operator,
-    saves_held,
-    terminate,
-)
-from tests.support.training.job import Job, RunJob
+from tests.support.training.job import DRAINED_STATUS, STEPS_BETWEEN, Job, RunJob, draining_job
 from tests.support.training.pods import END_TIMEOUT_S, ROOT, Node
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
@@ -85,8 +72,8 @@ def test_two_versions_share_a_job_in_either_order(
         assert versions(job) == {upgraded.name: muster.__version__, downgraded.name: ""}
         job.undisturbed(world)
 
-        operator(job, upgraded, program=release)
-        committed(job, upgraded, ranks=2)
+        job.operator(upgraded, program=release)
+        job.committed(upgraded, ranks=2)
         job.goes_on(job.world_of([downgraded], not_=world), STEPS_BETWEEN)
         job.kill_node(upgraded)
 
@@ -98,18 +85,18 @@ def test_two_versions_share_a_job_in_either_order(
         job.goes_on(world, STEPS_BETWEEN)
 
         # One save for both: each command is of the other version than the sidecar it is about.
-        with saves_held(job):
-            command = by_hand(job, downgraded)
+        with job.saves_held():
+            command = job.by_hand(downgraded)
             told, _ = command.communicate(timeout=END_TIMEOUT_S)
             assert command.returncode == 0, told
-            terminate(job, new)
+            job.terminate(new)
             leavers = (downgraded, new)
-            job.until(lambda: all(drain_of(job, node) for node in leavers), 120, "both drain")
-        committed(job, *leavers, ranks=3)
+            job.all_noted(leavers)
+        job.committed(*leavers, ranks=3)
         job.goes_on(job.world_of([old], not_=world), STEPS_BETWEEN)
-        assert gone(job, new) == DRAINED_STATUS
+        assert job.gone(new) == DRAINED_STATUS
         job.kill_node(downgraded)
 
-        nothing_lost(job)
+        job.nothing_lost()
         for program in (release, ROOT):
             assert drains(job, program) == ["committed"] * 3

@@ -7,10 +7,10 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = ("muster", "rdzv", "launcher_shim", "agent", "injection", "controller", "console")
+from tests.support.sources import ROOT, sources, tree
 
 FORMATTER = ROOT / "agent" / "telemetry" / "logs.py"
 """It passes on what others have named."""
@@ -38,9 +38,9 @@ def named(extra: ast.expr) -> str | None:
     return None
 
 
-def events_in(source: str) -> Iterator[tuple[str, str | None]]:
+def events_in(path: Path) -> Iterator[tuple[str, str | None]]:
     """Each event that code names, with its level where the call says that."""
-    nodes = list(ast.walk(ast.parse(source)))
+    nodes = list(ast.walk(tree(path)))
     for node in nodes:
         if isinstance(node, ast.Dict) and (name := named(node)):
             yield name, None
@@ -51,14 +51,14 @@ def events_in(source: str) -> Iterator[tuple[str, str | None]]:
                     yield name, LEVELS.get(node.func.attr)
 
 
+@cache
 def events_of_the_code() -> dict[str, set[str]]:
     """The levels that are known of each event."""
     events: dict[str, set[str]] = defaultdict(set)
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            if path != FORMATTER:
-                for name, level in events_in(path.read_text(encoding="utf-8")):
-                    events[name] |= {level} if level else set()
+    for path in sources():
+        if path != FORMATTER:
+            for name, level in events_in(path):
+                events[name] |= {level} if level else set()
     return events
 
 
@@ -72,7 +72,7 @@ def events_of_the_page() -> list[tuple[str, set[str]]]:
 
 def test_the_page_has_every_event_that_the_code_names_and_no_other() -> None:
     page = {name for name, _ in events_of_the_page()}
-    code = set(events_of_the_code())
+    code = {*events_of_the_code()}
     assert page - code == set(), "docs/operations.md has log events that no code names"
     assert code - page == set(), "add these log events to the table in docs/operations.md"
 
@@ -81,14 +81,3 @@ def test_the_table_has_the_levels_that_the_code_logs_at() -> None:
     code = events_of_the_code()
     missing = {name: code[name] - levels for name, levels in events_of_the_page()}
     assert {name: levels for name, levels in missing.items() if levels} == {}
-
-
-def test_an_event_is_found_however_the_call_is_written() -> None:
-    source = (
-        "log.warning('a', extra={'event': 'one', 'n': 1})\n"
-        "log.log(level, 'b', extra={\n    'event': 'two'})\n"
-        "extra = {'event': 'three'}\nlog.info('c', extra=extra)\n"
-        "log.exception('d', extra={'event': 'four'})\n"
-    )
-    found = dict(sorted(events_in(source), key=lambda event: event[1] or ""))
-    assert found == {"one": "warning", "two": None, "three": None, "four": "error"}

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The name of a class means one thing in the whole product."""
+"""A class's name means one thing in the product; docstrings begin with a subject or a verb."""
 
 from __future__ import annotations
 
 import ast
-from pathlib import Path
+import re
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = ("muster", "rdzv", "launcher_shim", "agent", "injection", "controller", "console")
+from tests.support.sources import PACKAGES, relative, sources, tree
+
 GENERATED = "rdzv/store/etcd_pb2.py"
 
 SAME_WORD = {
@@ -17,23 +17,29 @@ SAME_WORD = {
 }
 """Names that two classes have, and why."""
 
+HEADLESS = re.compile(r"(?:What|Who|Whoever|Whatever|When|Where|How|Which|Why)\b")
 
-def classes() -> dict[str, list[str]]:
-    """The files that have a public class at their top, by its name."""
+
+def test_two_classes_share_a_name_where_it_means_the_same() -> None:
     files: dict[str, list[str]] = {}
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            relative = path.relative_to(ROOT).as_posix()
-            for node in ast.parse(path.read_text(encoding="utf-8")).body:
-                if isinstance(node, ast.ClassDef) and not relative.startswith(GENERATED):
-                    files.setdefault(node.name, []).append(relative)
-    return files
+    for path in sources():
+        for node in tree(path).body:
+            if isinstance(node, ast.ClassDef) and not relative(path).startswith(GENERATED):
+                files.setdefault(node.name, []).append(relative(path))
+    shared = {name: found for name, found in files.items() if len(found) > 1}
+    assert shared.keys() == SAME_WORD.keys(), shared
 
 
-def test_no_two_classes_share_a_name() -> None:
-    shared = {name: files for name, files in classes().items() if len(files) > 1}
-    assert {name: files for name, files in shared.items() if name not in SAME_WORD} == {}
-
-
-def test_a_name_that_is_allowed_to_two_classes_has_two() -> None:
-    assert {name for name, files in classes().items() if len(files) > 1} == {*SAME_WORD}
+def test_no_docstring_begins_with_a_relative_clause() -> None:
+    """Of modules, classes, functions and attributes; ruff wants the imperative of functions."""
+    owners = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    found = [
+        f"{relative(path)}:{one.lineno}: {text.splitlines()[0]}"
+        for path in sources(*PACKAGES, "benchmarks", "scripts")
+        for node in ast.walk(tree(path))
+        if isinstance(node, owners)
+        for one in node.body
+        if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)
+        if isinstance(text := one.value.value, str) and HEADLESS.match(text)
+    ]
+    assert found == []

@@ -5,33 +5,15 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable
 
-ROOT = Path(__file__).parents[2]
+from tests.support.sources import ROOT, sources, tree
+
 WORDS = re.compile(r"\b(told|anew|nobody|whoever|lets go|bears)\b", re.IGNORECASE)
-PRODUCT = (
-    "agent", "console", "controller", "injection", "launcher_shim", "muster", "rdzv",
-)  # fmt: skip
 
 
-def found(texts: Iterator[str]) -> int:
+def found(texts: Iterable[str]) -> int:
     return sum(len(WORDS.findall(text)) for text in texts)
-
-
-def strings() -> Iterator[str]:
-    """Every string of the product, docstrings among them."""
-    for room in PRODUCT:
-        for path in (ROOT / room).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    yield node.value
-
-
-def names_of_tests() -> Iterator[str]:
-    for path in (ROOT / "tests").rglob("test_*.py"):
-        for name in re.findall(r"^ *(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE):
-            yield name.replace("_", " ")
 
 
 def test_the_pages() -> None:
@@ -40,8 +22,12 @@ def test_the_pages() -> None:
 
 
 def test_help_messages_and_docstrings() -> None:
-    assert found(strings()) <= 80
+    constants = (node for path in sources() for node in ast.walk(tree(path)))
+    values = (node.value for node in constants if isinstance(node, ast.Constant))
+    assert found(value for value in values if isinstance(value, str)) <= 80
 
 
 def test_the_names_of_tests() -> None:
-    assert found(names_of_tests()) <= 307
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    names = re.findall(r"^ *(?:async )?def (test_\w+)", tests, re.MULTILINE)
+    assert found(name.replace("_", " ") for name in names) <= 307

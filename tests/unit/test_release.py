@@ -1,32 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Developers' tools: releases, images, published figures, and what scripts/kubelab may end."""
+"""Developers' tools: releases, images, and what scripts/kubelab may end."""
 
 from __future__ import annotations
 
-import io
 import os
 import re
-import shutil
 import signal
-import sys
-import tarfile
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cyclonedx.model.component import ComponentType
-from hypothesis import given
-from hypothesis import strategies as st
+from kubelab import network, processes
 
 import muster
-from benchmarks import gather
-from benchmarks.figures import Bar, of_medians, percentile
-from release import bill, version
+from release import version
 from release.__main__ import texts_of
-from release.archives import not_after, of_everybody, rewrite, write_gzip
 from tests.support.cluster import claim
-from tests.support.cluster.lab import MADE_BY_TESTS, Kubelab
+from tests.support.cluster.lab import Kubelab
 
 ROOT = Path(__file__).parents[2]
 LOG = "## 0.2.0 (2026-12-01)\n\n- it\n\n## 0.1.0 (2026-11-23)\n"
@@ -76,57 +66,6 @@ def test_each_place_that_says_another_version_is_named() -> None:
     # In a release itself, no example names the one before.
     final = [one for one in version.disagreements("0.2.0", texts) if one.startswith("docs")]
     assert final == ["docs/a.md:2: an image of 0.1.0, make it 0.2.0"]
-
-
-def archive(names: list[str], mtime: int, owner: str) -> io.BytesIO:
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w:gz") as target:
-        for name in names:
-            entry = tarfile.TarInfo(name)
-            entry.mtime, entry.uname, entry.size = mtime, owner, len(name)
-            target.addfile(entry, io.BytesIO(name.encode()))
-    made.seek(0)
-    return made
-
-
-@given(st.lists(st.from_regex(r"[a-z]{1,120}", fullmatch=True), unique=True), st.integers(1, 2**31))
-def test_an_archive_says_nothing_of_when_and_by_whom_it_was_made(
-    names: list[str], mtime: int
-) -> None:
-    found = set()
-    for source in (archive(names, mtime, "a"), archive(names, mtime + 7, "b")):
-        plain, packed = io.BytesIO(), io.BytesIO()
-        rewrite(source, plain, of_everybody(1))
-        plain.seek(0)
-        write_gzip(plain, packed)
-        found.add(packed.getvalue())
-    assert len(found) == 1
-    with tarfile.open(fileobj=io.BytesIO(found.pop())) as read:
-        assert [entry.name for entry in read] == names
-
-
-def test_a_layer_keeps_times_before_the_commit() -> None:
-    plain = io.BytesIO()
-    rewrite(archive(["a"], 5, "a"), plain, not_after(9))
-    rewrite(archive(["a"], 50, "a"), second := io.BytesIO(), not_after(9))
-    times = []
-    for made in (plain, second):
-        made.seek(0)
-        with tarfile.open(fileobj=made) as read:
-            times += [entry.mtime for entry in read]
-    assert times == [5, 9]
-
-
-def test_a_bill_of_materials_is_of_its_schema_and_the_same_twice(tmp_path: Path) -> None:
-    values = (ROOT / "charts/muster/values.yaml").read_text()
-    digest = "0" * 64
-    written = set()
-    for name in ("a", "b"):
-        about = bill.subject("muster", "0.2.0", ComponentType.APPLICATION, digest)
-        bill.write_bill(tmp_path / name, about, bill.images_of(values), 1, digest)
-        written.add((tmp_path / name).read_bytes())
-    assert len(written) == 1
-    assert b"muster-controller" in written.pop()
 
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -190,59 +129,9 @@ def test_the_build_has_what_builds_the_project(requirement: str) -> None:
     assert int(least) <= int(version.split(".")[0]) < int(limit)
 
 
-@pytest.mark.parametrize(
-    ("count", "share", "expected"), [(300, 0.99, 297), (100, 0.07, 7), (3, 0.5, 2), (1, 0.99, 1)]
-)
-def test_a_percentile_is_the_least_value_that_enough_do_not_exceed(
-    count: int, share: float, expected: int
-) -> None:
-    assert percentile([float(n) for n in range(count, 0, -1)], share) == expected
-
-
-@pytest.mark.parametrize(
-    ("bar", "ok"),
-    [
-        (Bar("value", "<=", 2), True),
-        (Bar("value", "<=", 1.9), False),
-        (Bar("value", "==", 2), True),
-        (Bar("ratio", ">=", 0.5), True),
-        (Bar("ratio", ">=", 0.51), False),
-        (None, True),
-    ],
-)
-def test_a_bar_judges_the_median_or_its_ratio(bar: Bar | None, ok: bool) -> None:
-    assert of_medians("x", "s", bar, [9, 2, 1], [4, 4, 1], "other").ok is ok
-
-
-def test_worlds_for_newcomers_and_the_share_of_time_trained() -> None:
-    def world(first_s: float, last_s: float) -> dict[str, object]:
-        at = [first_s + 0.5 * n for n in range(round((last_s - first_s) / 0.5) + 1)]
-        return {"points": [(moment, 1) for moment in at]}
-
-    undisturbed = {"worlds": [world(3, 200)]}
-    assert gather.judged(undisturbed) == (0, 1.0)
-    joined = {"worlds": [world(3, 60), world(67, 200), {"points": []}]}
-    assert gather.judged(joined) == (1, 1 - 7 / gather.JUDGED_S)
-    # The last world does not come about.
-    lost = {"worlds": [world(3, gather.BEGIN_S + gather.JUDGED_S / 2)]}
-    assert gather.judged(lost) == (0, 0.5)
-
-
-TOOLCHAIN = Path(__file__).parents[2] / "scripts" / "toolchain"
-
-
-@pytest.fixture(autouse=True)
-def _importable() -> Iterator[None]:
-    sys.path.insert(0, str(TOOLCHAIN))
-    yield
-    sys.path.remove(str(TOOLCHAIN))
-
-
 def test_a_pid_that_was_given_out_again_is_nobodys(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from kubelab import processes
-
     monkeypatch.setattr(processes, "PIDS", tmp_path)
     ticks = processes.started_ticks(os.getpid())
     assert ticks is not None
@@ -270,73 +159,53 @@ def test_a_pid_that_was_given_out_again_is_nobodys(
 def test_a_machine_that_has_its_addresses_already_is_told_which(
     route: dict[str, str], said: str | None
 ) -> None:
-    from kubelab import network
-
     assert network.overlapping([route]) == said
 
 
-class FolderLab(Kubelab):
-    """A cluster that is a folder only."""
+class MarkedLab(Kubelab):
+    """A cluster that is a mark only: tests have made it."""
 
-    def __init__(self, state: Path, mark: Path) -> None:
-        self.state = state
+    def __init__(self, mark: Path) -> None:
         self.mark = mark
         self.ended = 0
 
     def command(self, *arguments: str, timeout_s: float = 120.0) -> str:
-        if arguments == ("up",):
-            self.mark.touch()
-            self.state.mkdir()
-            return ""
         assert arguments == ("down",)
-        shutil.rmtree(self.state, ignore_errors=True)
         self.mark.unlink()
         self.ended += 1
         return ""
 
     def left_behind(self) -> list[str]:
-        return [str(self.state)] if self.state.exists() else []
+        return []
 
 
 @pytest.fixture
-def folder_lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FolderLab:
-    lab = FolderLab(tmp_path / "state", tmp_path / "made-by-tests")
+def lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MarkedLab:
+    made = MarkedLab(tmp_path / "made-by-tests")
     monkeypatch.setattr(claim, "LOCK", tmp_path / "lock")
-    monkeypatch.setattr(claim, "MADE_BY_TESTS", lab.mark)
+    monkeypatch.setattr(claim, "MADE_BY_TESTS", made.mark)
     # This test keeps its own time.
     monkeypatch.setattr(signal, "setitimer", lambda which, seconds: (0.0, 0.0))
-    return lab
+    return made
 
 
-def test_a_cluster_that_a_person_has_made_is_not_ended_by_tests(folder_lab: FolderLab) -> None:
-    folder_lab.state.mkdir()
-    with claim.claimed(folder_lab):
+def test_a_cluster_that_a_person_has_made_is_not_ended_by_tests(lab: MarkedLab) -> None:
+    with claim.claimed(lab):
         pass
-    assert folder_lab.ended == 0
+    assert lab.ended == 0
 
 
-def test_a_cluster_that_tests_have_made_is_ended_by_the_last_that_uses_it(
-    folder_lab: FolderLab,
-) -> None:
-    first, second = (claim.claimed(folder_lab) for _ in range(2))
-    first.__enter__()
-    second.__enter__()
-    folder_lab.command("up")
-    first.__exit__(None, None, None)
-    assert folder_lab.ended == 0
-    second.__exit__(None, None, None)
-    assert folder_lab.ended == 1
+def test_a_cluster_that_tests_have_made_is_ended_by_the_last_that_uses_it(lab: MarkedLab) -> None:
+    with claim.claimed(lab):
+        with claim.claimed(lab):
+            lab.mark.touch()
+        assert lab.ended == 0
+    assert lab.ended == 1
 
 
-def test_a_cluster_of_a_session_that_was_killed_is_ended_by_the_next(folder_lab: FolderLab) -> None:
-    folder_lab.command("up")
-    with claim.claimed(folder_lab):
-        assert folder_lab.ended == 1
-        folder_lab.command("up")
-    assert folder_lab.ended == 2
-
-
-def test_tests_and_the_cluster_mean_the_same_mark() -> None:
-    from kubelab import layout
-
-    assert MADE_BY_TESTS == layout.MADE_BY_TESTS
+def test_a_cluster_of_a_session_that_was_killed_is_ended_by_the_next(lab: MarkedLab) -> None:
+    lab.mark.touch()
+    with claim.claimed(lab):
+        assert lab.ended == 1
+        lab.mark.touch()
+    assert lab.ended == 2

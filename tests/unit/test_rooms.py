@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from functools import cache
-from graphlib import CycleError, TopologicalSorter
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -66,11 +66,6 @@ def test_no_files_import_each_other() -> None:
     TopologicalSorter(arrows()).prepare()
 
 
-def test_a_circle_is_found() -> None:
-    with pytest.raises(CycleError):
-        TopologicalSorter({"a": {"b"}, "b": {"a"}}).prepare()
-
-
 LINES_MAX = 400
 LONGER = {"rdzv/drain/decision.py"}
 """The whole protocol of drains, to be read in one piece."""
@@ -85,8 +80,8 @@ OF_A_LAUNCHER = "launcher_shim.horovod."
 
 
 def test_no_file_is_too_long_to_read_at_once() -> None:
-    long = {relative(one) for one in MODULES.values() if lines(one) > LINES_MAX}
-    assert long == LONGER
+    lines = {relative(one): one.read_text().count("\n") for one in MODULES.values()}
+    assert {name for name, count in lines.items() if count > LINES_MAX} == LONGER
 
 
 def test_no_function_is_too_long_to_read_at_once() -> None:
@@ -109,8 +104,3 @@ def test_the_files_do_not_become_more_and_smaller() -> None:
     alone = {name for name, of in importers.items() if len(of) == 1} - {*ROOMS}
     alone = {name for name in alone if not name.startswith(OF_A_LAUNCHER)}
     assert len(alone) <= ONE_IMPORTER_MAX
-
-
-def lines(path: Path) -> int:
-    """How many lines a file has."""
-    return len(path.read_text().splitlines())

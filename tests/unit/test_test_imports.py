@@ -14,30 +14,11 @@ BESIDE = {"simulation": ("simulation",), "world": ("simulation", "world")}
 """The simulation is a program of its own, with its tests beside it; scenarios run in it."""
 
 
-def refused(path: Path, name: str) -> bool:
-    """Whether a file below ``tests`` may not import this."""
-    parts = name.split(".")
-    if any(part.startswith("test_") for part in parts[:3]):
-        return True
-    return parts[1] not in ("support", *BESIDE.get(path.parts[1], ()))
-
-
 @pytest.mark.parametrize("path", sources("tests"), ids=relative)
 def test_only_what_tests_share_is_imported(path: Path) -> None:
-    names = [name for name in imports(path) if name.startswith("tests.")]
-    assert [name for name in names if refused(path.relative_to(ROOT), name)] == []
-
-
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        ("tests/unit/test_hosts.py", "tests.contract.test_kv.Client"),
-        ("tests/unit/test_hosts.py", "tests.contract.conftest.store"),
-        ("tests/support/ports.py", "tests.simulation.story.Story"),
-    ],
-)
-def test_what_is_refused(path: str, name: str) -> None:
-    assert refused(Path(path), name)
+    allowed = ("support", *BESIDE.get(path.relative_to(ROOT).parts[1], ()))
+    names = [name.split(".") for name in imports(path) if name.startswith("tests.")]
+    assert [one for one in names if one[1] not in allowed or "test_" in ".".join(one[:3])] == []
 
 
 @pytest.mark.parametrize("number", range(1, 14))

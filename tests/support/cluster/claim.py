@@ -14,7 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from tests.support.cluster.lab import MADE_BY_TESTS, Kubelab
+from kubelab.layout import MADE_BY_TESTS
+
+from tests.support.cluster.lab import Kubelab
 
 LOCK = Path("/run/lock/muster-kubelab-tests.lock")
 """Of the machine, as the cluster is; every session that uses the cluster holds a share of it."""

@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from kubelab import layout
+
 import console
 from sidecar_image.engine import CACHE
 from tests.support.programs import ran
@@ -17,13 +19,10 @@ from tests.support.waiting import wait_until
 
 ROOT = Path(console.__file__).parent.parent
 PROGRAM = ROOT / "scripts" / "kubelab"
-KUBECONFIG = Path("/var/lib/muster-kubelab/kubeconfig")
-KUBECTL = Path("/var/lib/muster-kubelab/programs/kubectl")
-TRAINER_IMAGE = "kubelab/trainer:bookworm"
-ETCD_IMAGE = "kubelab/etcd:3.6.16"
-NODES = ("node-a", "node-b")
-MADE_BY_TESTS = KUBECONFIG.parent.with_name("muster-kubelab-made-by-tests")
-"""There from before tests make it until it is gone, or until a person brings it up, too."""
+KUBECONFIG = layout.KUBECONFIG
+KUBECTL = layout.PROGRAMS / "kubectl"
+TRAINER_IMAGE, ETCD_IMAGE = layout.TRAINER_IMAGE, layout.ETCD_IMAGE
+NODES = tuple(node.name for node in layout.NODES)
 UNFIT = 69
 """Its exit status where a machine cannot carry it."""
 
@@ -42,16 +41,17 @@ class Kubelab:
 
     def left_behind(self) -> list[str]:
         """What is there that should have gone with it."""
-        traces = (KUBECONFIG.parent, MADE_BY_TESTS, Path("/sys/class/net/muster-lab"))
+        bridge = Path("/sys/class/net") / layout.BRIDGE
+        traces = (layout.STATE, layout.MADE_BY_TESTS, bridge)
         found = [str(path) for path in traces if path.exists()]
-        found += map(str, Path("/sys/fs/cgroup").glob("*/muster-kubelab"))
+        found += map(str, layout.CGROUP_ROOT.glob(f"*/{layout.CGROUP}"))
         mounts = Path("/proc/mounts").read_text().splitlines()
         return found + [line for line in mounts if "kubelab" in line]
 
     def run(self, *arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
         """Run ``scripts/kubelab``, whatever comes of it."""
         # Tests see none of the caller's settings, and the cache is one of them.
-        environ = {"MUSTER_CACHE": str(CACHE), "KUBELAB_FOR_TESTS": "1"}
+        environ = {"MUSTER_CACHE": str(CACHE), layout.FOR_TESTS: "1"}
         return ran(PROGRAM, *arguments, timeout_s=timeout_s, **environ)
 
     def command(self, *arguments: str, timeout_s: float = 120.0) -> str:

@@ -7,8 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.support.first_hour.hour import run_hour
-from tests.support.first_hour.transcript import HEAD, TRANSCRIPT
+from tests.support.first_hour.hour import HEAD, TRANSCRIPT, run_hour
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="hour-") as folder:

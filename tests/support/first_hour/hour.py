@@ -24,6 +24,13 @@ from tests.support.ports import free_ports
 from tests.support.sources import ROOT
 
 OWN = Path(__file__).parent / "own"
+TRANSCRIPT = ROOT / "tests" / "e2e" / "first_hour.txt"
+HEAD = """\
+The first hour with Muster, typed into a clean folder that has two trainings, plain.py and
+drains.py, a crash.py, and modules named as Muster's own packages. Made by
+scripts/first-hour --write; tests/e2e/test_first_hour.py compares what comes in any run.
+T is a time, N a number.
+"""
 PATIENCE_S = 600.0
 """Ends a command that hangs."""
 
@@ -85,6 +92,12 @@ STEPS = (
     Step("doctor digits", ("note .*", "ok .*")),
     Step("status digits", ("cannot reach the store .*",), ends="store"),
 )
+
+
+def kept_steps() -> list[str]:
+    """What each step printed when the transcript was made."""
+    _, *steps = TRANSCRIPT.read_text(encoding="utf-8").split("\n$ ")
+    return [f"$ {step}" for step in steps]
 
 
 def run_hour(folder: Path) -> list[str]:

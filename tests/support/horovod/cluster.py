@@ -26,7 +26,6 @@ from rdzv.records.policy import JobPolicy
 from rdzv.store.access import Access
 from tests.support.horovod.steps import Step, read_steps
 from tests.support.ports import free_ports
-from tests.support.training.drain_job import notify
 from tests.support.training.pods import END_TIMEOUT_S, ROOT, Node, Pods
 
 SCRIPT = ROOT / "tests" / "support" / "scripts" / "horovod_steps.py"
@@ -162,7 +161,7 @@ class HorovodCluster(Pods):
     def begin_to_leave(self, *names: str) -> None:
         """Give notice to nodes, one right after the other."""
         for name in names:
-            notify(self.nodes[name])
+            self.nodes[name].notify()
         for name in names:
             self.tell(f"{name}: leaves")
             self._leaving[name] = self.nodes.pop(name)

@@ -16,7 +16,6 @@ from rdzv.keys import JobKeys
 from rdzv.records.drain import Drain
 from tests.support.horovod.cluster import HorovodCluster, token
 from tests.support.training.background import Background
-from tests.support.training.drain_job import notify
 from tests.support.training.pods import END_TIMEOUT_S, Node
 from tests.support.training.witness import Witness
 
@@ -38,7 +37,7 @@ class Drains:
         nodes = [self.job.nodes.pop(name) for name in names]
         for node in nodes:
             self.job.tell(f"{node.name}: the pod is deleted")
-            notify(node)
+            node.notify()
         for node in nodes:
             assert node.launcher is not None
             send({node.launcher.pid}, signal.SIGTERM)

@@ -10,16 +10,15 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tests.support.launchers.rows import FIRST_STAGE_STEPS, PREPARED, Row
-from tests.support.training.drain_job import (
+from tests.support.training.job import (
     DRAINED_STATUS,
+    FORM_TIMEOUT_S,
     STEPS_BETWEEN,
+    Job,
+    RunJob,
     account_of,
     draining_job,
-    gone,
-    released,
-    terminate,
 )
-from tests.support.training.job import FORM_TIMEOUT_S, Job, RunJob
 from tests.support.training.pods import Node
 from tests.support.training.step_log import World, step_lines
 
@@ -108,9 +107,9 @@ class Life:
     def drain(self) -> str:
         leaver = self._first()
         left = len(self.job.nodes) - 1
-        terminate(self.job, leaver)
-        assert released(self.job, leaver).outcome == "committed", released(self.job, leaver)
-        assert gone(self.job, leaver) == DRAINED_STATUS
+        self.job.terminate(leaver)
+        assert self.job.released(leaver).outcome == "committed", self.job.released(leaver)
+        assert self.job.gone(leaver) == DRAINED_STATUS
         self.steps(left)
         return self.none_lost()
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from agent.rundir.reports import read_ranks
 from launcher_shim.c10d.rounds.stages import SHARED_RUN
 from rdzv.records.world import WorldChange
-from tests.support.training.drain_job import DRAINED_STATUS, gone, terminate
-from tests.support.training.job import FORM_TIMEOUT_S, Job
+from tests.support.training.job import DRAINED_STATUS, FORM_TIMEOUT_S, Job
 from tests.support.training.pods import END_TIMEOUT_S, ROOT, Node
 
 SCRIPT = ROOT / "tests" / "support" / "scripts" / "in_place_loop.py"
@@ -164,7 +163,7 @@ class Drill:
             (new,) = job.add()
             return f"{new.name} joins", set(), _nothing
         if kind == "drain":
-            terminate(job, victim)
+            job.terminate(victim)
             return f"{name} leaves", {name}, lambda: self._gone(victim)
         if kind == "worker":
             pid = worker_of(victim)
@@ -194,18 +193,18 @@ class Drill:
         if len(job.nodes) < MOST and self._random.random() < 0.6:
             (new,) = job.add()
             self._until_ready(new)
-            terminate(job, victim)
+            job.terminate(victim)
             return f"{name} leaves as {new.name} joins", {name}, lambda: self._gone(victim)
         others = [one for one in job.nodes.values() if one is not victim]
         other = others[-1]
         if self._random.random() < 0.5:
-            terminate(job, victim)
+            job.terminate(victim)
             job.kill_node(other)
             what = f"{name} leaves as {other.name} is killed"
             return what, {name, other.name}, lambda: self._gone(victim)
         pid = worker_of(other)
         os.kill(pid, signal.SIGKILL)
-        terminate(job, victim)
+        job.terminate(victim)
         told = f"{name} leaves as the worker of {other.name} is killed"
 
         def settled() -> None:
@@ -240,7 +239,7 @@ class Drill:
             told = f"{new.name} joins"
         else:
             leaver = next(one for one in job.nodes.values() if one is not victim)
-            terminate(job, leaver)
+            job.terminate(leaver)
             told = f"{leaver.name} leaves"
         job.until(done.is_set, FORM_TIMEOUT_S, "a world forms")
         job.witness.at_change = None
@@ -271,7 +270,7 @@ class Drill:
         self.job.resume(node)
 
     def _gone(self, node: Node) -> None:
-        assert gone(self.job, node) == DRAINED_STATUS
+        assert self.job.gone(node) == DRAINED_STATUS
 
     def _another(self, node: Node, pid: int) -> None:
         """Wait for another worker; a container that ends is started again, as by a kubelet."""

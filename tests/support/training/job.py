@@ -1,382 +1,281 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job for drills: real sidecars, real torchruns, and what can befall them."""
+"""A job for drills whose nodes are drained, and the account of its steps: none lost or repeated."""
 
 from __future__ import annotations
 
-import re
-import secrets
-import shlex
+import os
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from itertools import pairwise
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from console.local.launch_line import LaunchLine
-from console.local.settings import LocalSettings, launcher_environment, read_delivery
-from launcher_shim.c10d.rounds.records import Round
-from rdzv.keys import JobKeys
-from rdzv.records.policy import JobPolicy
-from rdzv.store.access import Access
-from tests.support.releases.frozen import said
-from tests.support.store.tcp_proxy import TcpProxy
-from tests.support.training.background import Background
-from tests.support.training.pods import END_TIMEOUT_S, ROOT, Node, Pods
-from tests.support.training.step_log import StepLog, Training, World
-from tests.support.training.witness import Witness
+from rdzv.records.drain import Drain
+from tests.support.releases.frozen import environ_of
+from tests.support.sidecars.processes import PATIENT
+from tests.support.training.pods import END_TIMEOUT_S, ROOT, Node
+from tests.support.training.step_log import World, step_lines
+from tests.support.training.torchruns import FORM_TIMEOUT_S as FORM_TIMEOUT_S
+from tests.support.training.torchruns import STEP_LOOP as STEP_LOOP
+from tests.support.training.torchruns import Torchruns
 
-STEP_LOOP = ROOT / "tests" / "support" / "scripts" / "step_loop.py"
-FORM_TIMEOUT_S = 300.0
-"""For a world to form: each of its processes imports torch, on cores that are shared, and a world
-that vanished as a whole is kept for a minute, or longer where the store stalls."""
-
-_PORT_TAKEN = re.compile(
-    r"failed to listen on any local network address\. port: (\d+),[^\n]*\bEADDRINUSE\b"
-)
+SCRIPT = ROOT / "tests" / "support" / "scripts" / "drain_loop.py"
+DRAINED_STATUS = 143
+GRACE_S = "90"
+"""Where nothing is to expire."""
+STEPS_BETWEEN = 10
 
 
-class Job(Training, Pods):
-    """A job in one store. ``slots`` processes a node; ``lease_s`` is the lease of its members.
+@dataclass(frozen=True)
+class Account:
+    """What became of every step that a job has made."""
 
-    The longer it is, the longer a sidecar may stall unnoticed, and the later a loss is seen.
+    lost: list[int]
+    twice: list[int]
+    steps: int
 
-    ``wrapped``: each torchrun is started by ``muster-run``, which then serves its rendezvous port.
-    """
 
-    def __init__(
-        self,
-        directory: Path,
-        background: Background,
-        endpoints: Access | Sequence[str],
-        *,
-        slots: int = 1,
-        least: int = 2,
-        most: int = 4,
-        lease_s: float = 8.0,
-        name: str | None = None,
-        python: str = sys.executable,
-        max_restarts: int = 30,
-        sidecar_environ: Mapping[str, str] | None = None,
-        proxied: bool = False,
-        wrapped: bool = False,
-        script: Path = STEP_LOOP,
-        script_environ: Mapping[str, str] | None = None,
-    ) -> None:
-        token = secrets.token_hex(6)
-        access = endpoints if isinstance(endpoints, Access) else Access(tuple(endpoints))
-        settings = LocalSettings(
-            run=token,
-            namespace="drills",
-            job=name or f"job-{token}",
-            line=LaunchLine((), slots),
-            nodes=0,
-            policy=JobPolicy(least, most, gather_s=2.0),
-            restarts=max_restarts,
-            lease_ttl_s=lease_s,
-            checkpoints=directory / token / "checkpoints",
-            access=access,
-            native=False,
-        )
-        steps = directory / token / "steps"
-        steps.mkdir(parents=True)
-        # The UID of a job, which marks what muster local starts, may be any here, or none.
-        marks = ("STEP_LOOP_JOB", "STEP_LOOP_NODE")
-        super().__init__(directory / token, settings, access.endpoints, marks)
-        self.name = settings.job
-        self.background = background
-        self.slots, self.lease_s = slots, lease_s
-        self._python = python
-        self._sidecar_environ = dict(sidecar_environ or {})
-        self._proxied, self._wrapped = proxied, wrapped
-        self._script, self.script_environ = script, dict(script_environ or {})
-        self.line: Callable[[Node], Sequence[str]] | None = None
-        """The command of a node, in place of a torchrun of the script."""
-        self._added = 0
-        self._proxies: list[TcpProxy] = []
-        self._stop, self._fail = self.directory / "stop", self.directory / "fail"
-        self.steps = StepLog(steps)
-        self.keys = JobKeys(settings.namespace, self.name)
-        self.witness = Witness(background, endpoints, self.keys)
+def account_of(steps: Path) -> Account:
+    """Account for the step lines in a directory."""
+    made: dict[int, set[int]] = defaultdict(set)
+    for _, step, world in step_lines(steps):
+        made[step].add(world)
+    last = max(made, default=0)
+    return Account(
+        lost=[step for step in range(1, last + 1) if step not in made],
+        twice=sorted(step for step, worlds in made.items() if len(worlds) > 1),
+        steps=last,
+    )
 
-    # -- starting and ending
 
-    def add(
-        self,
-        count: int = 1,
-        *,
-        uid: str = "",
-        launch: bool = True,
-        program: Path = ROOT,
-        environ: Mapping[str, str] | None = None,
-    ) -> list[Node]:
-        """Start nodes and wait until their sidecars are ready; then their torchruns.
+class Job(Torchruns):
+    """Such pods, whose torchruns are told to go: nothing is lost, nothing trained twice."""
 
-        ``program``: which Muster the sidecars are of. ``environ``: what they are told otherwise
-        than those of before.
-        """
-        nodes = []
-        for _ in range(count):
-            node = self.node(f"node-{self._added}", self._added + 1, uid)
-            node.program = program
-            node.sidecar_settings.update(environ or {})
-            self._added += 1
-            nodes.append(node)
-            self.nodes[node.name] = node
-            if self._proxied:
-                node.proxies = [self._proxy(each) for each in self.endpoints]
-            self.start_sidecar(node)
-        self.until_ready(*nodes)
-        if launch:
-            for node in nodes:
-                self.start_launcher(node)
-        return nodes
+    # -- drains
 
-    def node(self, name: str, number: int, job_uid: str = "") -> Node:
-        """A pod at an address of its own."""
-        run_dir = self.directory / f"{name}.{number}"
-        node = Node(name, run_dir, f"{self.settings.run}-{number}")
-        node.sidecar_settings = {
-            "MUSTER_JOB_UID": job_uid,
-            "MUSTER_ADDRESS": f"127.0.1.{number}",
-            "MUSTER_LOG_FORMAT": "plain",
-            **self._sidecar_environ,
-        }
-        if not self._wrapped:
-            node.sidecar_settings["MUSTER_C10D_PORT"] = str(node.pod.c10d_port)
-        return node
+    def trains(self, nodes: int) -> World:
+        """Start nodes, and wait until all of them have made steps."""
+        self.add(nodes)
+        world = self.world_of(self.nodes.values())
+        self.goes_on(world, STEPS_BETWEEN)
+        return world
 
-    def _proxy(self, endpoint: str) -> TcpProxy:
-        proxy = TcpProxy(endpoint)
-        self._proxies.append(proxy)
-        return self.background.run(proxy.__aenter__())
+    @contextmanager
+    def saves_held(self) -> Iterator[None]:
+        """Let every save that begins in the block last until the block is over."""
+        gate = self.directory / "gate"
+        gate.touch()
+        try:
+            yield
+        finally:
+            gate.unlink()
 
-    def start_launcher(self, node: Node, *, shell: str = "", options: Sequence[str] = ()) -> None:
-        """Start torchrun with what the sidecar has delivered, or start it again.
+    @contextmanager
+    def agents_frozen(self) -> Iterator[None]:
+        """SIGSTOP every torchrun for as long as the block lasts; the workers go on."""
+        agents = set()
+        for node in self.nodes.values():
+            assert node.launcher is not None
+            children = Path(f"/proc/{node.launcher.pid}/task/{node.launcher.pid}/children")
+            agents |= set(map(int, children.read_text().split()))
+        self.tell(f"the torchruns {sorted(agents)} are frozen")
+        for pid in agents:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in agents:
+                os.kill(pid, signal.SIGCONT)
+            self.tell("the torchruns go on")
 
-        ``shell``: the text that ``sh -c`` runs, with {} for the command. ``options``: of torchrun.
-        """
-        self.tell(f"{node.name}: torchrun starts")
-        command = [
-            *(self._python, "-m", "torch.distributed.run", f"--nproc-per-node={self.slots}"),
-            *(f"--max-restarts={self.settings.restarts}", *options, str(self._script)),
-        ]
-        if self.line is not None:
-            command = list(self.line(node))
-        if shell:
-            command = ["sh", "-c", shell.format(shlex.join(command))]
-        delivered: Mapping[str, str] = {}
-        if self._wrapped:
-            command = [str(node.run_dir / "bin" / "muster-run"), "--", *command]
-        else:
-            delivered = read_delivery((node.run_dir / "env").read_text())
-        environ = {
-            **launcher_environment(self.settings, node.name, node.run_dir, delivered),
-            "STEP_LOOP_DIR": str(self.steps.directory),
-            "STEP_LOOP_STOP": str(self._stop),
-            "STEP_LOOP_FAIL": str(self._fail),
-            **self.script_environ,
-        }
-        node.launcher = self.spawn(node, command, environ, "launcher")
+    def drain_of(self, node: Node) -> Drain | None:
+        """The newest drain of the node's pod, as the store has it."""
+        drains = self.witness.sight.membership.drains.values()
+        found = [drain for drain in drains if drain.member == node.name]
+        return max(found, key=lambda drain: drain.created_revision, default=None)
 
-    def start_again(self, node: Node) -> None:
-        """Start a sidecar again, and wait until it is ready."""
-        self.start_sidecar(node)
-        self.until_ready(node)
+    def all_noted(self, nodes: Sequence[Node]) -> None:
+        """Wait until the drains of these are on record."""
+        self.until(lambda: all(map(self.drain_of, nodes)), 120, "the drains are on record")
 
-    def stop_training(self) -> None:
-        """Let every rank end well, at the same step."""
-        self.tell("the workers are told to end")
-        self._stop.touch()
+    def first_step(self, node: Node) -> int:
+        """The first step that was made on a node."""
+        logs = self.steps.directory.glob(f"{node.name}.*")
+        return min(int(log.read_text().split()[1]) for log in logs)
 
-    def fail_training(self) -> None:
-        """Let rank 0 fail, again and again."""
-        self.tell("rank 0 is told to fail")
-        self._fail.touch()
+    def outcomes(self) -> list[str]:
+        """How the drains ended that the history tells of."""
+        return [str(entry.details["outcome"]) for entry in self.history()]
 
-    def train_again(self) -> None:
-        """Take ``stop_training`` and ``fail_training`` back."""
-        self._stop.unlink(missing_ok=True)
-        self._fail.unlink(missing_ok=True)
+    # -- notices, as each way gives them
 
-    def launchers_end(self) -> list[int]:
-        """Wait until every torchrun has ended; return their statuses."""
-        launchers = [node.launcher for node in self.nodes.values() if node.launcher is not None]
-        self.until(
-            lambda: all(one.poll() is not None for one in launchers),
-            END_TIMEOUT_S,
-            "every torchrun ends",
-        )
-        return [one.wait() for one in launchers]
+    def terminate(self, node: Node) -> None:
+        """End the pod as the kubelet does: preStop hook of the sidecar, SIGTERM to muster-run."""
+        self.tell(f"{node.name}: the pod is deleted")
+        node.notify()
+        self.sigterm(node)
 
-    def end(self) -> None:
-        super().end()
-        for proxy in self._proxies:
-            self.background.run(proxy.__aexit__(None, None, None))
-        self.witness.close()
-
-    # -- what befalls nodes
-
-    def stop_node(self, node: Node) -> int:
-        """End a node as Kubernetes does: SIGTERM to torchrun, then to its sidecar."""
+    def sigterm(self, node: Node) -> None:
+        """SIGTERM to muster-run alone."""
         assert node.launcher is not None
-        self.tell(f"{node.name}: terminated")
-        node.launcher.terminate()
-        status = node.launcher.wait(END_TIMEOUT_S)
+        self.tell(f"{node.name}: SIGTERM to muster-run")
+        node.launcher.send_signal(signal.SIGTERM)
+
+    def by_hand(self, node: Node, *arguments: str, program: Path = ROOT) -> subprocess.Popen[str]:
+        """``muster drain NODE``, of this Muster."""
+        self.tell(f"{node.name}: muster drain {' '.join(arguments)}")
+        return subprocess.Popen(
+            [
+                *(sys.executable, *PATIENT, "drain", node.name),
+                *("--namespace", self.keys.namespace, "--job", self.name),
+                *("--etcd-endpoints", ",".join(self.endpoints), *arguments),
+            ],
+            cwd=program,
+            env=environ_of(program),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def operator(self, node: Node, program: Path = ROOT) -> None:
+        """``muster drain --wait``, of this Muster, to its end."""
+        process = self.by_hand(node, "--wait", program=program)
+        said, _ = process.communicate(timeout=2 * END_TIMEOUT_S)
+        assert process.returncode == 0, said
+        assert said.splitlines()[-1].startswith("released"), said
+
+    def hold(self, node: Node) -> None:
+        """``muster-hold`` as a preStop hook of the container; SIGTERM comes when it returns."""
+        self.tell(f"{node.name}: muster-hold")
+        program = str(node.run_dir / "bin" / "muster-hold")
+        environ = {**os.environ, "MUSTER_RUN_DIR": str(node.run_dir)}
+        subprocess.run([program], env=environ, timeout=END_TIMEOUT_S, check=True)
+        self.sigterm(node)
+
+    # -- what must follow
+
+    def gone(self, node: Node) -> int:
+        """Wait until the container has ended; end the rest of the pod; return its status."""
+        launcher, sidecar = node.launcher, node.sidecar
+        assert launcher is not None
+        assert sidecar is not None
+        self.until(lambda: launcher.poll() is not None, END_TIMEOUT_S, f"{node.name} ends")
+        left = self.processes(node.name) - {sidecar.pid}
+        assert not left, f"{node.name} has ended, its processes {left} have not"
         self.stop_sidecar(node)
         del self.nodes[node.name]
-        return status
+        return int(launcher.returncode)
 
-    def kill_node(self, node: Node) -> None:
-        """SIGKILL everything of the node at once."""
-        self.kill_nodes(node)
+    def released(self, node: Node) -> Drain:
+        """Wait until the drain of ``node`` has an outcome."""
+        self.until(
+            lambda: (drain := self.drain_of(node)) is not None and drain.outcome,
+            END_TIMEOUT_S,
+            f"the drain of {node.name} ends",
+        )
+        drain = self.drain_of(node)
+        assert drain is not None
+        return drain
 
-    def kill_agent_with_workers(self, node: Node) -> None:
-        """SIGKILL torchrun and its workers; the sidecar stays."""
-        assert node.sidecar is not None
-        assert node.launcher is not None
-        self.tell(f"{node.name}: torchrun and its workers killed")
-        self._end_processes(node.name, {node.sidecar.pid})
-        node.launcher.wait(END_TIMEOUT_S)
+    def committed(self, *nodes: Node, ranks: int) -> int:
+        """Wait until these are drained; assert that all ranks saved one step; return it."""
+        drains = [self.released(node) for node in nodes]
+        assert {drain.outcome for drain in drains} == {"committed"}
+        (step,) = {drain.step for drain in drains}
+        assert step is not None
+        saved = set()
+        for path in (self.directory / "saves").iterdir():
+            lines = map(str.split, path.read_text().splitlines())
+            saved |= {int(rank) for _, at, rank, *_ in lines if int(at) == step}
+        assert saved == set(range(ranks))
+        return step
 
-    def kill_agent_only(self, node: Node) -> None:
-        """SIGKILL torchrun, and wait until the workers that it leaves behind have ended."""
-        assert node.sidecar is not None
-        assert node.launcher is not None
-        workers = self.processes(node.name) - {node.sidecar.pid, node.launcher.pid}
-        assert len(workers) >= self.slots
-        self.tell(f"{node.name}: torchrun killed, {len(workers)} workers left")
-        node.launcher.kill()
-        node.launcher.wait(END_TIMEOUT_S)
-        self.until(lambda: not workers & self.processes(node.name), 60, "the orphans end")
+    def nothing_lost(self) -> Account:
+        """Assert that every step was made once, in one world, and that no restart was burnt."""
+        told = account_of(self.steps.directory)
+        assert told.lost == [], f"steps lost: {told.lost}"
+        assert told.twice == [], f"steps trained twice: {told.twice}"
+        assert self.restarts_burnt() <= 0
+        self.never_two_worlds()
+        return told
 
-    def kill_sidecar(self, node: Node) -> None:
-        """SIGKILL the sidecar alone."""
-        self.stop_sidecar(node, signal.SIGKILL)
+    # -- in a row
 
-    def cut_store(self, nodes: Iterable[Node]) -> None:
-        """Cut sidecars off the store, by a black hole."""
-        for node in nodes:
-            self.tell(f"{node.name}: cut off from the store")
-            for proxy in node.proxies:
-                self.background.call(proxy.hold)
-
-    def mend_store(self) -> None:
-        """Connect every sidecar to the store again."""
-        self.tell("everybody is connected to the store again")
-        for proxy in self._proxies:
-            self.background.call(proxy.mend)
-
-    # -- looking
-
-    def world_of(
-        self, nodes: Iterable[Node], timeout_s: float = FORM_TIMEOUT_S, *, not_: World | None = None
+    def drain_and_replace(
+        self, world: World, leavers: Sequence[Node], notice: Notice, replace: int
     ) -> World:
-        """Wait until exactly these nodes step in one world, other than ``not_``."""
-        names = {node.name for node in nodes}
-        size = self.slots * len(names)
-        return self.until_world(
-            lambda world: world.nodes == names and world.size == size,
-            timeout_s,
-            f"{', '.join(sorted(names))} step in one world of {size}",
-            not_,
-        )
+        """Tell ``leavers`` to go, all at once; ``replace`` others come; the next world steps."""
+        commits, before = len(self.witness.commits), self.round.number
+        # Several are told before the save for the first of them is over.
+        with self.saves_held() if len(leavers) > 1 else nullcontext():
+            for node in leavers:
+                notice(self, node)
+            self.all_noted(leavers)
+        self.committed(*leavers, ranks=world.size)
+        served = {c.epoch for _, c in self.witness.commits[commits:] if c.phase == "done"}
+        assert len(served) == 1, f"drains at once shared no commit: epochs {served}"
+        staying = [node for node in self.nodes.values() if node not in leavers]
+        smaller = self.world_of(staying, not_=world)
+        assert smaller.began_s > world.ended_s
+        assert self.round.number == before + 1
+        self.goes_on(smaller, STEPS_BETWEEN)
+        for node in leavers:
+            if notice is Job.operator:
+                self.kill_node(node)
+            else:
+                assert self.gone(node) == DRAINED_STATUS
+        if not replace:
+            return smaller
+        self.add(replace)
+        again = self.world_of(self.nodes.values(), not_=smaller)
+        self.goes_on(again, STEPS_BETWEEN)
+        return again
 
-    def muster(self, *arguments: str, program: Path = ROOT) -> str:
-        """Run a command on the job, to its end; return what it prints."""
-        printed = said(
-            program,
-            *arguments,
-            timeout_s=FORM_TIMEOUT_S,
-            MUSTER_NAMESPACE=self.keys.namespace,
-            MUSTER_JOB=self.name,
-            MUSTER_ETCD_ENDPOINTS=",".join(self.endpoints),
-        )
-        self.tell(f"muster {shlex.join(arguments)}: {printed.strip()}")
-        return printed
+    def a_row_of_drains(self, drains: int) -> None:
+        """Drain one node after another, by each way in turn; every fifth time two at once."""
+        world = self.trains(3)
+        for turn in range(drains):
+            notice = (Job.terminate, Job.operator, Job.sigterm)[turn % 3]
+            leavers = [self.nodes[world.workers[0].node]]
+            if turn % 3 == 1:
+                leavers = [self.nodes[max(self.nodes)]]
+            if turn % 5 == 4:
+                world = self.trains(1)
+                notice = Job.sigterm  # the two commands would not come at once
+                leavers = [self.nodes[name] for name in sorted(self.nodes)[:2]]
+            world = self.drain_and_replace(world, leavers, notice, replace=1)
+        told = self.nothing_lost()
+        assert told.steps > 2 * STEPS_BETWEEN * drains
+        assert set(self.outcomes()) == {"committed"}
+        assert len(self.outcomes()) >= drains
 
-    def undisturbed(self, world: World, steps: int = 20) -> None:
-        """Assert that ``world`` still steps, with the same processes, and is the newest one."""
-        self.goes_on(world, steps)
-        worlds = self.steps.worlds()
-        assert worlds[-1] is world, f"another world of {worlds[-1].size} has formed"
-        assert len(world.pids) == world.size
 
-    def members(self) -> set[str]:
-        """The names of the members, as the store has them."""
-        return set(self.witness.sight.membership.members)
-
-    def until_members(self, *nodes: Node) -> None:
-        """Wait until the store lists these, and no other."""
-        names = {node.name for node in nodes}
-        self.until(lambda: self.members() == names, 60, f"the members are {sorted(names)}")
-
-    def in_agreement(self) -> bool:
-        """Whether store, host lists and metrics of all nodes tell the same membership."""
-        names, sight = set(self.nodes), self.witness.sight
-        return (
-            self.members() == names
-            and {name for name, node in sight.nodes.items() if node.state == "in"} == names
-            and {node.round for node in sight.nodes.values() if node.state == "in"}
-            == {sight.round.number}
-            and all(sorted(node.hosts()) == sorted(names) for node in self.nodes.values())
-            and all(node.metric("muster_registered") == 1 for node in self.nodes.values())
-        )
-
-    @property
-    def round(self) -> Round:
-        """The round as the store has it."""
-        return self.witness.sight.round
-
-    @property
-    def generation(self) -> int:
-        """The generation as the store has it."""
-        record = self.witness.sight.membership.job
-        assert record is not None
-        return record.generation
-
-    def state(self, node: Node) -> str:
-        """Where a node stands in the run, as the store has it; empty where it does not."""
-        found = self.witness.sight.nodes.get(node.name)
-        return found.state if found else ""
-
-    def restarts_burnt(self, since: World | None = None) -> int:
-        """Most restarts that torch has counted on one node since a world, or at all.
-
-        Less those over a port that torch had chosen and another program was given.
-        """
-        before = (
-            {worker.node: worker.restarts for worker in since.workers.values()} if since else {}
-        )
-        worlds = self.steps.worlds()
-        if since is not None:
-            # Those before have nodes that are gone, with restarts of their own.
-            worlds = worlds[next(n for n, world in enumerate(worlds) if world is since) :]
-        workers = [worker for world in worlds for worker in world.workers.values()]
-        burnt = max(worker.restarts - before.get(worker.node, 0) for worker in workers)
-        logs = "".join(
-            log.read_text(errors="replace") for log in self.directory.glob("*/launcher.log")
-        )
-        return burnt - len(set(_PORT_TAKEN.findall(logs)))
-
-    def never_two_worlds(self) -> None:
-        """Assert I1: at no time did two worlds step; rounds only ever grew."""
-        worlds = self.steps.worlds()
-        for one, other in pairwise(worlds):
-            overlap_s = one.ended_s - other.began_s
-            assert overlap_s <= 0, f"two worlds stepped at once for {overlap_s:.2f} s"
-        seen = [(generation, r.number, r.complete) for _, generation, r in self.witness.rounds]
-        assert seen == sorted(seen), f"a round went back: {seen}"
-
-    def moments(self) -> Iterator[tuple[float, str]]:
-        yield from super().moments()
-        for at_s, generation, seen in self.witness.rounds:
-            state = f"complete with {len(seen.frozen)}" if seen.complete else "open"
-            closed = f", closed by {seen.closed}" if seen.closed else ""
-            yield at_s, f"round {generation}.{seen.number} {state}{closed}"
-        for at_s, commit in self.witness.commits:
-            yield at_s, f"commit {commit.epoch}: {commit.phase}, {commit.reason}"
-
+Notice = Callable[[Job, Node], object]
 
 RunJob = Callable[..., AbstractContextManager[Job]]
 """The fixture that makes jobs."""
+
+
+@contextmanager
+def draining_job(
+    run_job: RunJob,
+    endpoints: Sequence[str],
+    *,
+    script_environ: dict[str, str] | None = None,
+    sidecar_environ: dict[str, str] | None = None,
+    **settings: Any,
+) -> Iterator[Job]:
+    """A job that trains ``drain_loop.py``, under ``muster-run`` where not told otherwise."""
+    with run_job(
+        list(endpoints),
+        **{"wrapped": True, "lease_s": 30.0, "script": SCRIPT} | settings,
+        script_environ=dict(script_environ or {}),
+        sidecar_environ={"MUSTER_GRACE_S": GRACE_S} | (sidecar_environ or {}),
+    ) as job:
+        # Read when a torchrun is started.
+        job.script_environ["DRAIN_LOOP_GATE"] = str(job.directory / "gate")
+        yield job

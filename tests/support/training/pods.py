@@ -22,6 +22,8 @@ import console
 from console.local.processes import end_all, holding, send_to_all
 from console.local.settings import LocalSettings, Pod, sidecar_command, sidecar_environment
 from tests.support.ports import free_ports
+from tests.support.releases.frozen import environ_of
+from tests.support.sidecars.processes import PATIENT
 from tests.support.store.tcp_proxy import TcpProxy
 from tests.support.waiting import Timeline
 
@@ -92,6 +94,17 @@ class Node:
     def hosts(self) -> list[str]:
         """The names of the members among them."""
         return [token.partition(".")[0] for token in self.tokens()]
+
+    def notify(self) -> None:
+        """The sidecar's preStop hook."""
+        subprocess.run(
+            [sys.executable, *PATIENT, "notice", "--run-dir", str(self.run_dir)],
+            cwd=self.program,
+            env=environ_of(self.program),
+            stdout=subprocess.DEVNULL,
+            timeout=END_TIMEOUT_S,
+            check=True,
+        )
 
     def sidecar_log(self) -> str:
         """Everything that the sidecar has logged."""

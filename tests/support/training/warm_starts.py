@@ -1,16 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts of workers by the real zygote and the real torch, beside fresh ones, and how they differ.
-
-python -m tests.support.training.warm_starts --starts 200
-"""
+"""Starts of workers by the real zygote and torch, beside fresh ones, and how they differ."""
 
 from __future__ import annotations
 
-import argparse
-import re
 import sys
-import tempfile
-import time
 from collections.abc import Iterable, Iterator
 from itertools import chain, cycle, islice
 from pathlib import Path
@@ -173,12 +166,10 @@ WITH_INPUT = ["sh", "-c", 'unset PWD OLDPWD SHLVL _; echo typed | exec "$@"', "s
 
 
 class Compared(NamedTuple):
-    """One case: what differs, empty for nothing, and the seconds of both starts."""
+    """One case, and what differs; empty for nothing."""
 
     case: str
     differs: str
-    fresh_s: float
-    warm_s: float
 
 
 def compared(
@@ -189,24 +180,18 @@ def compared(
         script = folder / "script.py"
         script.write_text(CASES[case])
         before = WITH_INPUT if case == "standard input" else ()
-        ran, took_s = [], []
-        for torchrun in (fresh, warm):
-            began_s = time.monotonic()
-            ran.append(torchrun.start(str(script), before=before))
-            took_s.append(time.monotonic() - began_s)
-        first, second = ran
+        first, second = (one.start(str(script), before=before) for one in (fresh, warm))
         differs = "started plainly: " + second.err if SAID in second.err else ""
         for name, one, other in zip(first._fields, first, second, strict=True):
             if one != other:
                 differs += f"{name}: {_difference(one, other)}"
-        yield Compared(case, differs, *took_s)
+        yield Compared(case, differs)
 
 
-def in_turns(starts: int, wanted: str = "") -> list[str]:
-    """Return the cases of so many starts, half of them warm: all whose names match, in turns."""
-    once = [case for case in CASES if re.search(wanted, case)]
-    again = [case for case in once if case not in SLOW] or once
-    return list(islice(chain(once, cycle(again)), starts // 2))
+def in_turns(starts: int) -> list[str]:
+    """Return the cases of so many starts, half of them warm: all of them, in turns."""
+    again = [case for case in CASES if case not in SLOW]
+    return list(islice(chain(CASES, cycle(again)), starts // 2))
 
 
 def _difference(one: object, other: object) -> str:
@@ -215,29 +200,3 @@ def _difference(one: object, other: object) -> str:
     fresh = " ".join(word for word in words if word not in others)
     warm = " ".join(word for word in others if word not in words)
     return f"fresh has {fresh or 'the same words'}, warm has {warm or 'the same words'}; "
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--starts", type=int, default=200, help="half of them warm")
-    parser.add_argument("--cases", default="", help="those whose names match this")
-    arguments = parser.parse_args()
-    starts = differing = 0
-    with tempfile.TemporaryDirectory() as folder:
-        fresh, warm = (Torchrun(Path(folder), warm=warm, real=True) for warm in (False, True))
-        try:
-            cases = in_turns(arguments.starts, arguments.cases)
-            for one in compared(Path(folder), fresh, warm, cases):
-                starts += 2
-                differing += bool(one.differs)
-                took = f"{one.fresh_s:.2f} | {one.warm_s:.2f}"
-                sys.stdout.write(f"| {one.case} | {took} | {one.differs or 'nothing'} |\n")
-                sys.stdout.flush()
-        finally:
-            fresh.close()
-            warm.close()
-    sys.stdout.write(f"{starts} starts, {differing} of {starts // 2} pairs differ\n")
-
-
-if __name__ == "__main__":
-    main()
