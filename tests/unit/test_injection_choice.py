@@ -96,14 +96,6 @@ def test_a_flag_for_one_object_leaves_the_sidecar_of_the_other() -> None:
     assert again(changed) == changed
 
 
-def test_one_template_path_after_the_other() -> None:
-    with_a = into(UNKNOWN, path="spec.pod").text
-    both = into(with_a, path="spec.other").text
-    assert jobs_told(both) == ["a", "b"]
-    assert halves(both)[0] == halves(with_a)[0]
-    assert removed(both) == UNKNOWN
-
-
 @pytest.mark.parametrize(
     ("text", "objects", "path"), [(TWO, ["job/b"], None), (UNKNOWN, [], "spec.other")]
 )

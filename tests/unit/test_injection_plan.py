@@ -55,25 +55,18 @@ ON_HOST = manifest(command=["a"], pod={"hostNetwork": True})
 OWN_ENV = {"env": [{"name": "PET_NPROC_PER_NODE", "value": "3"}]}
 
 
-@pytest.mark.parametrize(
-    ("container", "slots"),
-    [
-        ({}, "1"),
-        ({"command": ["torchrun", "--nproc-per-node=4", "t.py"]}, "4"),
-        ({"command": ["torchrun"], "args": ["--nproc_per_node", "4"]}, "4"),
-        ({"command": ["sh", "-c", "exec torchrun --nproc-per-node '2' t.py"]}, "2"),
-        (OWN_ENV, "3"),
-        ({"resources": {"limits": {"nvidia.com/gpu": 8}}}, "8"),
-        ({"resources": TWO_DASHED}, "2"),
-        ({"resources": {"limits": {"amd.com/gpu": "4", "cpu": 9}}}, "4"),
-        ({"command": ["torchrun", "--nproc-per-node=gpu"], "resources": TWO_GPUS}, "2"),
-        ({"command": ["sh", "-c", TORCHRUN], "resources": TWO_GPUS}, "2"),
-    ],
-)
-def test_slots_as_the_spec_says(container: dict[str, Any], slots: str) -> None:
-    assert told(manifest(**container))["MUSTER_SLOTS"] == slots
-
-
+SLOTS: list[tuple[dict[str, Any], str]] = [
+    ({}, "1"),
+    ({"command": ["torchrun", "--nproc-per-node=4", "t.py"]}, "4"),
+    ({"command": ["torchrun"], "args": ["--nproc_per_node", "4"]}, "4"),
+    ({"command": ["sh", "-c", "exec torchrun --nproc-per-node '2' t.py"]}, "2"),
+    (OWN_ENV, "3"),
+    ({"resources": {"limits": {"nvidia.com/gpu": 8}}}, "8"),
+    ({"resources": TWO_DASHED}, "2"),
+    ({"resources": {"limits": {"amd.com/gpu": "4", "cpu": 9}}}, "4"),
+    ({"command": ["torchrun", "--nproc-per-node=gpu"], "resources": TWO_GPUS}, "2"),
+    ({"command": ["sh", "-c", TORCHRUN], "resources": TWO_GPUS}, "2"),
+]
 NO_JOB: dict[str, str | None] = {"job": None}
 UID = label("batch.kubernetes.io/controller-uid")
 NAMED = {
@@ -97,6 +90,7 @@ SIZES = {"max_nodes": "8", "sizes": "2,4,8", "gather_s": "30s", "on_cut": "hold"
 @pytest.mark.parametrize(
     ("text", "flags", "expected"),
     [
+        *((manifest(**container), {}, {"MUSTER_SLOTS": slots}) for container, slots in SLOTS),
         (CORPUS["anchors"], {}, {"MUSTER_MIN": "2", "MUSTER_MAX": "4"}),
         (CORPUS["anchors"], NO_SIZE, {"MUSTER_MIN": "1", "MUSTER_MAX": "4"}),
         (manifest(), NO_JOB, NAMED),
