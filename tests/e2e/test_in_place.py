@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent.rundir.reports import read_ranks
+from tests.support.training.in_place_drill import in_world_of, worker_of
 from tests.support.training.in_place_log import assert_each_sample_once
 from tests.support.training.job import DRAINED_STATUS, FORM_TIMEOUT_S, Job, RunJob, account_of
 from tests.support.training.pods import ROOT, Node
@@ -129,31 +129,6 @@ def test_the_library_trains_on_through_a_join_a_drain_and_a_loss_until_the_last_
         assert "too few stay" in third.sidecar_log()
         (saved,) = (job.directory / "saved").glob(f"*-{drain.step:08d}.pt")
         assert saved.exists()
-
-
-def in_world_of(job: Job, *nodes: Node) -> None:
-    """Wait until the world of exactly these nodes has formed in place, and makes steps."""
-    names = {node.name for node in nodes}
-
-    def formed() -> bool:
-        current = job.round
-        return current.world > 0 and {seat.member for seat in current.frozen} == names
-
-    job.until(formed, FORM_TIMEOUT_S, f"{sorted(names)} are in one world")
-    at = [line.step for node in nodes for line in read_ranks(node.run_dir / "progress")]
-    job.until(
-        lambda: all(
-            line.step > max(at) for one in nodes for line in read_ranks(one.run_dir / "progress")
-        ),
-        FORM_TIMEOUT_S,
-        "they make steps",
-    )
-
-
-def worker_of(node: Node) -> int:
-    """The process of a node's worker."""
-    (line,) = read_ranks(node.run_dir / "progress")
-    return line.pid
 
 
 @pytest.mark.long

@@ -22,14 +22,13 @@ WAYS = (
     "`torchrun`, static flags",
     "`torchrun --standalone`",
     "`torchrun` by its path",
-    "`python -m torch.distributed.run`",
     "`accelerate launch`",
     "`elastic_launch` from Python",
-    "`torchrun`",
 )
+"""Plain ``torchrun`` is in every test of ``muster local``, ``python -m`` in all other drills."""
 
 
-def test_pods_that_are_started_in_every_way_train_together_and_are_drained_at_once(
+def test_pods_that_are_started_in_other_ways_train_together_and_are_drained_at_once(
     run_job: RunJob, embedded: list[str]
 ) -> None:
     rows = {row.name: replace(row, library="") for row in ROWS}

@@ -296,29 +296,8 @@ class Drill:
 
     def settle(self, names: Iterable[str] | None = None) -> None:
         """Wait until these pods, or all, train in one world that changes in place."""
-        job = self.job
-        wanted = set(job.nodes if names is None else names)
-
-        def formed() -> bool:
-            current, changes = job.round, job.witness.changes
-            return (
-                current.world > 0
-                and {seat.member for seat in current.frozen} == wanted
-                and bool(changes)
-                and changes[-1][1].phase == "train"
-            )
-
-        job.until(formed, FORM_TIMEOUT_S, f"{sorted(wanted)} are in one world")
-        nodes = [job.nodes[name] for name in wanted]
-        at = max(line.step for node in nodes for line in read_ranks(node.run_dir / "progress"))
-        job.until(
-            lambda: all(
-                any(line.step > at + 3 for line in read_ranks(one.run_dir / "progress"))
-                for one in nodes
-            ),
-            FORM_TIMEOUT_S,
-            "they make steps",
-        )
+        names = self.job.nodes if names is None else names
+        in_world_of(self.job, *(self.job.nodes[name] for name in names))
 
     # -- what must hold
 
@@ -449,6 +428,31 @@ def used(pid: int) -> Used:
         return Used(pages * 4, len(os.listdir(f"/proc/{pid}/fd")))
     except (FileNotFoundError, ProcessLookupError):
         return Used(0, 0)
+
+
+def in_world_of(job: Job, *nodes: Node) -> None:
+    """Wait until the world of exactly these nodes has formed in place, and makes steps."""
+    names = {node.name for node in nodes}
+
+    def formed() -> bool:
+        current, changes = job.round, job.witness.changes
+        return (
+            current.world > 0
+            and {seat.member for seat in current.frozen} == names
+            and bool(changes)
+            and changes[-1][1].phase == "train"
+        )
+
+    job.until(formed, FORM_TIMEOUT_S, f"{sorted(names)} are in one world")
+    at = max(line.step for node in nodes for line in read_ranks(node.run_dir / "progress"))
+    job.until(
+        lambda: all(
+            any(line.step > at + 3 for line in read_ranks(node.run_dir / "progress"))
+            for node in nodes
+        ),
+        FORM_TIMEOUT_S,
+        "they make steps",
+    )
 
 
 def worker_of(node: Node) -> int:
