@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from time import monotonic
 
@@ -171,16 +171,20 @@ class Job:
         return max(firsts) - began_s, seen_s - began_s
 
     def _made(self, before: dict[int, Step]) -> list[list[Step]]:
-        """Return what the survivors have made since; raise if one has lost or repeated a step."""
+        """Return what the survivors have made since; raise if they have lost or repeated a step.
+
+        A step that a loss broke off on some ranks is whole on others: those give its state to all.
+        """
         now = {pid: steps for node in self.nodes for pid, steps in node.made().items()}
         self.times.restarted += len(before.keys() - now.keys())
-        found = []
-        for pid, last in before.items():
-            steps = [one for one in now.get(pid, []) if one.number >= last.number]
-            for one, after in pairwise(steps):
-                if after.number != one.number + 1:
-                    raise RuntimeError(f"a rank has lost or repeated a step: {one}, then {after}")
-            found.append(steps)
+        found = [
+            [one for one in now.get(pid, []) if one.number >= last.number]
+            for pid, last in before.items()
+        ]
+        made = {one.number for steps in found for one in steps}
+        for one, after in chain.from_iterable(map(pairwise, found)):
+            if after.number <= one.number or not made.issuperset(range(one.number, after.number)):
+                raise RuntimeError(f"a rank has lost or repeated a step: {one}, then {after}")
         return found
 
     async def end(self) -> None:
