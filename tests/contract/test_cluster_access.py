@@ -178,8 +178,9 @@ async def test_calls_commands_and_logs_go_through_the_proxy(
     server = fake.url.removeprefix("https://")
     async with HttpProxy(server) as proxy:
         address = f"http://{proxy.endpoint}"
-        monkeypatch.setenv("HTTPS_PROXY", address)
         named = {"proxy-url": address} if named_by == "proxy-url" else {}
+        if not named:
+            monkeypatch.setenv("HTTPS_PROXY", address)
         file = Kubeconfig(fake, tmp_path / "config", {"token": "s"}, **named)
         async with reached(file) as api:
             await api.get(POD)
