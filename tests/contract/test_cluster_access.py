@@ -178,8 +178,9 @@ async def test_calls_commands_and_logs_go_through_the_proxy(
     server = fake.url.removeprefix("https://")
     async with HttpProxy(server) as proxy:
         address = f"http://{proxy.endpoint}"
-        monkeypatch.setenv("HTTPS_PROXY", address)
         named = {"proxy-url": address} if named_by == "proxy-url" else {}
+        if not named:
+            monkeypatch.setenv("HTTPS_PROXY", address)
         file = Kubeconfig(fake, tmp_path / "config", {"token": "s"}, **named)
         async with reached(file) as api:
             await api.get(POD)
@@ -187,8 +188,10 @@ async def test_calls_commands_and_logs_go_through_the_proxy(
             assert [line async for line in api.log_lines("team", "a", "t")] == ["line"]
         assert proxy.asked == {f"CONNECT {server}"}
     async with reached(file) as api:
-        with pytest.raises(ClusterUnavailable):
-            await api.get(POD)
+        command = api.run_in("team", "a", "t", ["true"], timeout_s=LONG_S)
+        for call in (api.get(POD), command, anext(api.log_lines("team", "a", "t"))):
+            with pytest.raises(ClusterUnavailable):
+                await call
 
 
 async def test_the_certificate_may_be_for_another_name(fake: FakeApi, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -201,14 +202,15 @@ async def reconciled(owners: ScaledOwners | NoOwners) -> AsyncIterator[Desired]:
         reconciler = OwnerReconciler(api, jobs, given, now, scales=True, annotates=False)
         async with beside(reconciler.run()):
             await asyncio.sleep(5)
-            yield Desired(store, jobs)
+            yield Desired(store, jobs, reconciler)
 
 
 class Desired:
     """The number that is desired, and the members that come and go."""
 
-    def __init__(self, store: MemoryStore, jobs: Jobs) -> None:
+    def __init__(self, store: MemoryStore, jobs: Jobs, reconciler: OwnerReconciler) -> None:
         self.store = store
+        self.reconciler = reconciler
         self._jobs = jobs
 
     @property
@@ -267,6 +269,6 @@ async def test_a_job_that_is_deleted_with_its_members_is_not_due_for_ever() -> N
     async with reconciled(owners) as desired:
         assert owners.reads == 1
         await desired.store.txn([], [Delete(KEYS.job), Delete(MEMBER)])
-        # The loop ends a test whose tasks go on and on while no time passes.
         await asyncio.sleep(2 * LOOKED_AT_S)
         assert owners.reads == 1
+        assert (await desired.reconciler.step()).look_at_s == math.inf
