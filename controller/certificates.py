@@ -129,7 +129,10 @@ def _issued(
 def authority_of(
     held: Pair | None, now: datetime
 ) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """Return the held authority and its key while they are usable, else new ones."""
+    """Return the held authority and its key while they are usable, else new ones.
+
+    The authority signs the following certificates, too, so that trust in it need not change.
+    """
     if held is not None:
         try:
             certificate = x509.load_pem_x509_certificate(held.authority)
@@ -194,6 +197,9 @@ class ClientAuthority:
     """The authority that signs clients' certificates.
 
     Raises ``ConfigError`` if its certificate and key are unreadable or do not match.
+
+    Members and clients have separate authorities: otherwise a member would accept a client's
+    certificate as that of a peer.
     """
 
     def __init__(self, certificate: bytes, key: bytes) -> None:
