@@ -124,6 +124,7 @@ async def test_without_wait_it_returns_at_once() -> None:
         ended = await at.drain("b", "--json")
         assert ended.status == 0
         (line,) = map(json.loads, ended.out.splitlines())
+        assert line.keys() == {"member", "phase", "sentence", "outcome"}
         assert (line["member"], line["outcome"]) == ("b", "")
         assert line["phase"] in ("draining", "agreeing", "saving", "saved")
         shown = json.loads((await at.status("--json")).out)["members"]

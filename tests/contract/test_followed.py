@@ -51,6 +51,8 @@ async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 @pytest.fixture
 async def api(fake: FakeApi) -> AsyncIterator[ClusterApi]:
+    """The API server, with a second pod of the job."""
+    await fake.put("/api/v1/namespaces/team/pods/digits-1", pod())
     async with ClusterApi(fake.access) as opened:
         yield opened
 
@@ -231,7 +233,6 @@ async def test_the_next_pod_is_asked_if_one_does_not_answer(fake: FakeApi, api: 
     def execute(asked: Asked) -> Answer:
         return Ran(0, "here", "") if asked.pod == "digits-1" else None
 
-    await fake.put("/api/v1/namespaces/team/pods/digits-1", pod())
     fake.containers.execute = execute
     pods = await pods_of(api, "team", "digits")
     assert await ask(api, pods, ["get"], timeout_s=LONG_S) == Ran(0, "here", "")
@@ -288,7 +289,6 @@ async def test_log_lines(fake: FakeApi, api: ClusterApi) -> None:
     assert await read(tail=1) == ["c"]
     assert await read(previous=True) == ["before"]
     assert await read(tail=1, timestamps=True) == ["2026-01-01T00:00:02.000000000Z c"]
-    await fake.put("/api/v1/namespaces/team/pods/digits-1", pod())
     with pytest.raises(ClusterRefused, match="is waiting to start"):
         [line async for line in api.log_lines("team", "digits-1", "trainer")]
 

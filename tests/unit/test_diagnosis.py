@@ -288,7 +288,7 @@ def test_pods_that_started_while_the_webhook_was_away_are_named_with_what_to_typ
 class Guarded:
     """An API server with two pending pods: the Secret of the one is not ours to read."""
 
-    async def get(self, path: str) -> dict[str, Any]:
+    async def get(self, path: str, **_: object) -> dict[str, Any]:
         if path.startswith("/api/v1/pods?"):
             return {"items": [pod("closed", "Pending"), pod("open", "Pending")]}
         if path.startswith("/api/v1/namespaces/closed/secrets/"):
@@ -313,7 +313,7 @@ class Split:
     def __init__(self, *elected: set[int]) -> None:
         self._elected = list(elected)
 
-    async def get(self, path: str) -> dict[str, Any]:
+    async def get(self, path: str, **_: object) -> dict[str, Any]:
         if path.startswith("/apis/admissionregistration.k8s.io/"):
             service = {"namespace": "muster-system", "name": "muster-controller"}
             hook = {"name": "pods.inject.muster.dev", "clientConfig": {"service": service}}

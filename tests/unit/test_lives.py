@@ -40,7 +40,7 @@ from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job
 from rdzv.records.policy import JobPolicy
 from rdzv.snapshot import Snapshot, listing_of
-from rdzv.store import Compare, Delete, KeyValue, Operation, Put
+from rdzv.store import Compare, Delete, GuardedWrites, KeyValue, Operation, Put
 from tests.support.records import member
 from tests.support.sidecars.pod_gate import PodGate
 
@@ -232,11 +232,12 @@ def written(operations: list[Operation]) -> LastCommit:
     return LastCommit.from_kv(KeyValue(put.key, put.value, 1, 1, 1, 0))
 
 
+def forgotten(**stored: Any) -> GuardedWrites | None:
+    return forgetting(KEYS, Snapshot(40, Job(JobPolicy(1, 2)), **stored), "ada@host", 5.0, [])
+
+
 def test_forgetting_keeps_the_epoch_and_is_in_the_history() -> None:
-    last = LastCommit(60, 2, 7, job_uid="uid", mod_revision=33)
-    planned = forgetting(
-        KEYS, Snapshot(40, Job(JobPolicy(1, 2)), last_commit=last), "ada@host", 5.0, []
-    )
+    planned = forgotten(last_commit=LastCommit(60, 2, 7, job_uid="uid", mod_revision=33))
     assert planned is not None
     compares, operations = planned
     assert compares == [Compare(KEYS.last_commit, "mod", "=", 33)]
@@ -248,17 +249,13 @@ def test_forgetting_keeps_the_epoch_and_is_in_the_history() -> None:
 
 
 def test_what_cannot_be_read_is_forgotten_and_nothing_twice() -> None:
-    broken = Snapshot(40, Job(JobPolicy(1, 2)), corrupt={KEYS.last_commit: "not JSON"})
-    planned = forgetting(KEYS, broken, "ada@host", 5.0, [])
+    planned = forgotten(corrupt={KEYS.last_commit: "not JSON"})
     assert planned is not None
     # A commit that has been made since is not what was asked to be forgotten.
     assert planned[0] == [Compare(KEYS.last_commit, "mod", "<", 41)]
     assert planned[1][0] == Delete(KEYS.last_commit)
-    done = LastCommit(60, 2, 7, forgotten=True)
-    assert (
-        forgetting(KEYS, Snapshot(40, Job(JobPolicy(1, 2)), last_commit=done), "a", 5.0, []) is None
-    )
-    assert forgetting(KEYS, Snapshot(40, Job(JobPolicy(1, 2))), "a", 5.0, []) is None
+    assert forgotten(last_commit=LastCommit(60, 2, 7, forgotten=True)) is None
+    assert forgotten() is None
 
 
 Make = Callable[..., WorldMark]

@@ -112,6 +112,17 @@ def test_a_missing_torch_is_found(torchrun: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "logs").exists(), "nothing is made for a run that does not start"
 
 
+def test_a_launcher_that_is_not_there_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    refused = local(tmp_path, "--", "torchrun", __file__)
+    assert refused.exit_code == 2
+    assert "torchrun is not found: activate the environment that it is installed in" in said(
+        refused
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
