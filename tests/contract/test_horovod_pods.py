@@ -190,9 +190,9 @@ async def test_what_was_delivered_must_be_readable_for_it(launcher: RunDir, imag
 
 @pytest.mark.parametrize(("role", "line"), [("worker", LINE), ("launcher", ("horovodrun", "-v"))])
 async def test_elsewhere_it_is_the_images_own(
-    request: pytest.FixtureRequest, image: Path, role: str, line: tuple[str, ...]
+    launcher: RunDir, worker: RunDir, image: Path, role: str, line: tuple[str, ...]
 ) -> None:
-    run_dir: RunDir = request.getfixturevalue(role)
+    run_dir = launcher if role == "launcher" else worker
     run = await ends(7, run_dir, *line, PATH=before_others(image))
     assert run.out[: len(line) - 1] == list(line[1:])
 
