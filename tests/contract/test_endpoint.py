@@ -67,6 +67,16 @@ async def test_the_state_key_exists_for_whoever_opened_the_rendezvous() -> None:
         assert await one.ask(wire.NumKeys()) == 1
 
 
+async def test_a_barrier_lets_go_when_all_have_come() -> None:
+    async with two_clients() as (one, two):
+        one.send(wire.Barrier(b"/b", 2))
+        waiting = asyncio.create_task(one.byte())
+        done, _ = await asyncio.wait([waiting], timeout=0.3)
+        assert not done
+        assert await two.ask(wire.Barrier(b"/b", 2)) == wire.STOP_WAITING
+        assert await waiting == wire.STOP_WAITING
+
+
 async def test_a_client_that_comes_before_the_member_is_registered_is_served_once_it_is() -> None:
     async with pod(MemoryEngine(), "w-0", register=False) as one, connected(one.port) as raw:
         raw.send(wire.CompareSet(b"/torch.rendezvous.digits", b"", SENTINEL))

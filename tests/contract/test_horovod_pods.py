@@ -18,7 +18,7 @@ from launcher_shim.hosts import token_of
 from rdzv.settings import load
 from tests.support.ports import free_ports
 from tests.support.sidecars.notices import notice_server
-from tests.support.sidecars.pod_programs import started
+from tests.support.sidecars.pod_programs import Started, started
 from tests.support.sidecars.processes import until
 
 SHOWS = """#!/bin/sh
@@ -98,6 +98,18 @@ def image(tmp_path: Path) -> Path:
     return folder
 
 
+async def ends(status: int, run_dir: RunDir, *command: str, **environ: str) -> Started:
+    """Run ``muster-run`` around a command in the pod of that run directory."""
+    async with started(run_dir.path, "muster-run", "--", *command, **environ) as run:
+        assert await run.ended() == status
+    return run
+
+
+def before_others(image: Path) -> str:
+    """The PATH of a container in which the image's programs are found first."""
+    return f"{image}:{os.environ['PATH']}"
+
+
 LINE = (
     *("horovodrun", "-np", "2", "--min-np", "1", "--max-np", "3"),
     *("--host-discovery-script", "/etc/mpi/discover_hosts.sh", "python", "train.py"),
@@ -108,23 +120,21 @@ LINE = (
 async def test_horovodrun_gets_the_host_list_and_an_ssh_of_musters(
     launcher: RunDir, image: Path, by: str
 ) -> None:
-    run_dir = launcher
     command = {
         "name": LINE,
         "path": (str(image / "horovodrun"), *LINE[1:]),
         "shell": ("sh", "-c", " ".join(LINE)),
     }[by]
     environ = {
-        "PATH": os.environ["PATH"] if by == "path" else f"{image}:{os.environ['PATH']}",
+        "PATH": os.environ["PATH"] if by == "path" else before_others(image),
         "OMPI_MCA_plm_rsh_agent": "/etc/mpi/kubexec.sh",
         "SECRET_TOKEN": "hunter2",
     }
-    async with started(run_dir.path, "muster-run", "--", *command, **environ) as run:
-        assert await run.ended() == 7
+    run = await ends(7, launcher, *command, **environ)
     told = run.out
-    assert told[told.index("--host-discovery-script") + 1] == f"{run_dir.path}/discover_hosts.sh"
+    assert told[told.index("--host-discovery-script") + 1] == f"{launcher.path}/discover_hosts.sh"
     assert told[told.index("--network-interface") + 1] == "lo"
-    assert told[-4:] == ["python", "train.py", f"ssh={run_dir.path}/remote-shell/ssh", "0"]
+    assert told[-4:] == ["python", "train.py", f"ssh={launcher.path}/remote-shell/ssh", "0"]
     assert "/etc/mpi/discover_hosts.sh is overruled" in run.err
 
 
@@ -141,9 +151,8 @@ def modules(image: Path) -> Path:
 async def test_horovodruns_children_do_not_import_all_of_it_again(
     launcher: RunDir, image: Path, modules: Path
 ) -> None:
-    environ = {"PATH": f"{image}:{os.environ['PATH']}", "PYTHONPATH": str(modules)}
-    async with started(launcher.path, "muster-run", "--", *LINE, **environ) as run:
-        assert await run.ended() == 7
+    environ = {"PATH": before_others(image), "PYTHONPATH": str(modules)}
+    run = await ends(7, launcher, *LINE, **environ)
     assert run.out[:5] == ["imported", str(image), "0", "horovodrun", str(image / "horovodrun")]
     assert run.out[-2:] == ["python", "train.py"]
 
@@ -158,30 +167,24 @@ def hook(launcher: RunDir) -> Path:
     return path
 
 
-async def test_that_ssh_calls_the_hook_with_what_it_is_given(hook: Path) -> None:
-    ssh = (str(hook.parent / "remote-shell" / "ssh"), "-o", "A=b", "w.1", "a b")
-    async with started(hook.parent, "muster-run", "--", *ssh) as run:
-        assert await run.ended() == 0
+async def test_that_ssh_calls_the_hook_with_what_it_is_given(launcher: RunDir, hook: Path) -> None:
+    ssh = str(hook.parent / "remote-shell" / "ssh")
+    run = await ends(0, launcher, ssh, "-o", "A=b", "w.1", "a b")
     assert run.out == ["kubexec -o", "kubexec A=b", "kubexec w.1", "kubexec a b"]
 
 
 async def test_what_cannot_hold_ends_with_one_sentence(launcher: RunDir, image: Path) -> None:
-    run_dir = launcher
-    path = f"{image}:{os.environ['PATH']}"
     line = ("horovodrun", "-np", "2", "-H", "a:1,b:1", "python", "train.py")
-    async with started(run_dir.path, "muster-run", "--", *line, PATH=path) as run:
-        assert await run.ended() == 2
+    run = await ends(2, launcher, *line, PATH=before_others(image))
     (sentence,) = run.err.splitlines()
     assert "horovodrun's -H cannot hold" in sentence
 
 
 async def test_what_was_delivered_must_be_readable_for_it(launcher: RunDir, image: Path) -> None:
-    run_dir = launcher
-    env = run_dir.path / "env"
+    env = launcher.path / "env"
     spoilt_meanwhile = ("sh", "-c", f"rm {env}; mkdir {env}; exec {' '.join(LINE)}")
-    path = f"{image}:{os.environ['PATH']}"
-    async with started(run_dir.path, "muster-run", "--", *spoilt_meanwhile, PATH=path) as run:
-        assert (await run.ended(), run.out) == (2, [])
+    run = await ends(2, launcher, *spoilt_meanwhile, PATH=before_others(image))
+    assert run.out == []
     assert run.err.splitlines()[0].startswith(f"muster-run: {env} ")
 
 
@@ -190,22 +193,17 @@ async def test_elsewhere_it_is_the_images_own(
     launcher: RunDir, worker: RunDir, image: Path, role: str, line: tuple[str, ...]
 ) -> None:
     run_dir = launcher if role == "launcher" else worker
-    path = f"{image}:{os.environ['PATH']}"
-    async with started(run_dir.path, "muster-run", "--", *line, PATH=path) as run:
-        assert await run.ended() == 7
+    run = await ends(7, run_dir, *line, PATH=before_others(image))
     assert run.out[: len(line) - 1] == list(line[1:])
 
 
 async def test_a_drained_workers_container_ends_with_0(worker: RunDir) -> None:
-    run_dir = worker
-    command = (str(run_dir.path / "bin" / "muster-exec"), "--", "/usr/sbin/sshd", "-De")
+    command = (str(worker.path / "bin" / "muster-exec"), "--", "/usr/sbin/sshd", "-De")
     async with (
-        notice_server(run_dir.path) as server,
-        started(
-            run_dir.path, "muster-run", "--", *command, MUSTER_RUN_DIR=str(run_dir.path)
-        ) as run,
+        notice_server(worker.path) as server,
+        started(worker.path, "muster-run", "--", *command, MUSTER_RUN_DIR=str(worker.path)) as run,
     ):
-        await listening(run_dir)
+        await listening(worker)
         run.process.send_signal(signal.SIGTERM)
         await server.came()
         server.say("released", "it may go", outcome="committed")
@@ -213,15 +211,14 @@ async def test_a_drained_workers_container_ends_with_0(worker: RunDir) -> None:
 
 
 async def test_an_agent_that_was_killed_is_started_again(worker: RunDir) -> None:
-    run_dir = worker
-    command = str(run_dir.path / "bin" / "muster-exec")
+    command = str(worker.path / "bin" / "muster-exec")
     async with started(
-        run_dir.path, "muster-run", "--", command, MUSTER_RUN_DIR=str(run_dir.path)
+        worker.path, "muster-run", "--", command, MUSTER_RUN_DIR=str(worker.path)
     ) as run:
-        before = await listening(run_dir)
+        before = await listening(worker)
         (agent,) = await asyncio.to_thread(children, run.process.pid)
         os.kill(agent, signal.SIGKILL)
-        await listening(run_dir, not_=before.st_ino)
+        await listening(worker, not_=before.st_ino)
         run.process.send_signal(signal.SIGTERM)
         assert await run.ended() == 0
 

@@ -141,20 +141,23 @@ async def test_a_change_is_not_made_again_after_it_broke_off(fake: FakeApi) -> N
     assert len(fake.containers.asked) == 1
 
 
-async def test_a_command_that_was_killed_says_why(
-    fake: FakeApi, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("ran", "why"),
+    [
+        (Ran(137, "", ""), "its sidecar may have too little memory"),
+        (
+            Ran(2, "", "muster: No such option: --new\n"),
+            "pod digits-0 has a sidecar of the image muster:1",
+        ),
+    ],
+    ids=["it was killed", "an older sidecar"],
+)
+async def test_a_command_that_fails_in_the_pod_says_why(
+    fake: FakeApi, capsys: pytest.CaptureFixture[str], ran: Ran, why: str
 ) -> None:
-    fake.containers.execute = lambda asked: Ran(137, "", "")
-    assert await run(STATUS) == 137
-    assert "its sidecar may have too little memory" in capsys.readouterr().err
-
-
-async def test_an_older_sidecar_is_named_by_its_image(
-    fake: FakeApi, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fake.containers.execute = lambda asked: Ran(2, "", "muster: No such option: --new\n")
-    assert await run(STATUS) == 2
-    assert "pod digits-0 has a sidecar of the image muster:1" in capsys.readouterr().err
+    fake.containers.execute = lambda asked: ran
+    assert await run(STATUS) == ran.status
+    assert why in capsys.readouterr().err
 
 
 async def test_pods_that_wait_are_shown_with_why(

@@ -16,7 +16,7 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from launcher_shim.c10d.rounds.records import Round
-from rdzv.store.memory.client import MemoryStore
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import KEYS, begin_next_life
 from tests.support.sidecars.rendezvous import QUICK, Job, Torchrun, job
@@ -306,6 +306,20 @@ async def test_one_that_is_done_does_not_close_what_the_others_go_on_with() -> N
         one.torchrun("a")
         assert await one.world("ab") == 1
         assert [t.failure for t in one.everyone] == [None, None, None]
+
+
+async def test_i5_a_store_that_is_emptied_is_seeded_again() -> None:
+    async with job(PATIENT, ttl_s=1.0, world="abc") as one:
+        one.engine = fresh = MemoryEngine(now)
+        for sidecar in one.sidecars.values():
+            await sidecar.move(fresh)
+        run = one.sidecars["a"].rendezvous
+        await one.until(lambda: len(one.sidecars["a"].nodes) == 3 and run.round.mod_revision > 0)
+        await one.until(lambda: run.snapshot().revision == fresh.revision)
+        await one.passed(4)
+        assert [torchrun.restarts for torchrun in one.everyone] == [0, 0, 0]
+        await one.node("d")
+        assert await one.world("abcd") == 1
 
 
 async def a_silent_first_rank(one: Job) -> tuple[Torchrun, Torchrun]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -140,6 +141,24 @@ async def test_requests_that_lead_nowhere_are_slowed_down() -> None:
             await client.send(client.state)
             sent += 1
         assert sent <= 8
+
+
+async def test_one_whose_place_another_one_has_taken_asks_in_vain_and_is_slowed_down() -> None:
+    async with pod(MemoryEngine(now), "a") as a:
+        a.policy = replace(POLICY, min_nodes=1)
+        older, newer = (Client(connect(a.rendezvous), pid) for pid in (7, 8))
+        for client in (older, newer):
+            await client.join()
+            await until(partial(complete, client))
+        began, sent = now(), 0
+        while now() - began < 3:
+            await older.join()
+            sent += 1
+        assert sent <= 8
+        assert a.node is not None
+        assert (a.node.nonce, a.node.state) == (newer.agent.claim.nonce, "in")
+        older.agent.closed()
+        assert a.node.state == "in"
 
 
 @pytest.mark.parametrize(

@@ -43,13 +43,18 @@ def is_stored(one: Pod, node: Node) -> bool:
     return one.node is not None and replace(one.node, mod_revision=0) == node
 
 
-async def test_a_place_that_a_torchrun_before_it_had_is_taken_once_nobody_claims_it() -> None:
+@pytest.mark.parametrize("gone", [False, True], ids=["its client lives", "it is gone"])
+async def test_a_place_that_a_torchrun_before_it_had_is_taken_once_nobody_claims_it(
+    gone: bool,
+) -> None:
     async with beside_backup(BEFORE) as (a, store):
         agent = connect(a.rendezvous, "outlives", OUTLIVES)
         assert agent.node is None
+        if gone:
+            agent.closed()
         await store.lease_revoke(FORMER_LEASE)
-        await until(lambda: is_stored(a, OUTLIVES))
-        assert agent.node == OUTLIVES
+        await until(lambda: a.node is None if gone else is_stored(a, OUTLIVES))
+        assert agent.node == (None if gone else OUTLIVES)
 
 
 async def test_a_place_whose_torchrun_comes_back_for_it_stays_its_own() -> None:
@@ -64,27 +69,22 @@ async def test_a_place_whose_torchrun_comes_back_for_it_stays_its_own() -> None:
         assert replaced.node is None
 
 
-async def test_a_place_is_not_taken_for_a_client_that_is_gone() -> None:
-    async with beside_backup(BEFORE) as (a, store):
-        agent = connect(a.rendezvous, "outlives", OUTLIVES)
-        agent.closed()
-        await store.lease_revoke(FORMER_LEASE)
-        await until(lambda: a.node is None)
-        assert agent.node is None
+ASKED = replace(OUTLIVES, state="asking", round=0)
 
 
-async def test_an_older_record_of_the_same_torchrun_is_written_anew() -> None:
-    async with beside_backup(replace(OUTLIVES, state="asking", round=0)) as (a, _):
-        agent = connect(a.rendezvous, "outlives", OUTLIVES)
+@pytest.mark.parametrize(
+    ("stored", "noted"),
+    [(ASKED, OUTLIVES), (OUTLIVES, ASKED)],
+    ids=["the note, which is written anew", "the record"],
+)
+async def test_of_record_and_note_of_one_torchrun_the_newer_counts(
+    stored: Node, noted: Node
+) -> None:
+    async with beside_backup(stored) as (a, _):
+        agent = connect(a.rendezvous, "outlives", noted)
         await until(lambda: is_stored(a, OUTLIVES))
-        assert agent.node == OUTLIVES
-
-
-async def test_a_record_that_is_newer_than_the_note_counts() -> None:
-    async with beside_backup(OUTLIVES) as (a, _):
-        agent = connect(a.rendezvous, "outlives", replace(OUTLIVES, state="asking", round=0))
         assert agent.node is not None
-        assert agent.node.state == "in"
+        assert replace(agent.node, mod_revision=0) == OUTLIVES
 
 
 async def test_i11_torchruns_started_again_form_a_world_though_their_former_round_is_put_back() -> (

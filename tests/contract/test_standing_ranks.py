@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from typing import Literal
 
 import pytest
 
@@ -74,10 +75,6 @@ async def looks() -> AsyncIterator[None]:
         yield
 
 
-async def nothing_ends(one: Job) -> None:
-    assert not any([to_end(one) async for _ in looks()])
-
-
 async def test_the_rank_that_keeps_its_world_from_training_is_ended_where_that_is_wanted() -> None:
     async with job("abc", trains="abc", loop=STEPS, when_stuck="reform") as one:
         await asyncio.sleep(LONG_S)
@@ -92,24 +89,28 @@ async def test_the_rank_that_keeps_its_world_from_training_is_ended_where_that_i
         await one.until(lambda: still(one) == {})
 
 
-@pytest.mark.parametrize("doing", ["waits", "saves", "unknown"])
-async def test_no_rank_is_ended_without_need(doing: str) -> None:
-    stacks = {"waits": WAITS, "unknown": []}
-    saves = [StackFrame("/app/train.py", 3, "save_checkpoint")]
-    async with job("abc", trains="abc", loop=STEPS, when_stuck="reform") as one:
-        await asyncio.sleep(LONG_S)
-        stops(one, "b")
-        one.pods["b"].run_dir.stacked = {0: ("S", stacks.get(doing, saves))}
-        await one.until(lambda: len(still(one)) == 3)
-        await nothing_ends(one)
+SAVES = [StackFrame("/app/train.py", 3, "save_checkpoint")]
 
 
-async def test_a_rank_is_only_named_if_nothing_else_is_wanted() -> None:
-    async with job("abc", trains="abc", loop=STEPS) as one:
+@pytest.mark.parametrize(
+    ("when_stuck", "stack"),
+    [
+        ("reform", ("S", WAITS)),
+        ("reform", ("S", SAVES)),
+        ("reform", ("S", [])),
+        ("tell", ("T", [])),
+    ],
+    ids=["it waits", "it saves", "it is unknown", "it is only to be told of"],
+)
+async def test_no_rank_is_ended_without_need(
+    when_stuck: Literal["tell", "reform"], stack: tuple[str, list[StackFrame]]
+) -> None:
+    async with job("abc", trains="abc", loop=STEPS, when_stuck=when_stuck) as one:
         await asyncio.sleep(LONG_S)
         stops(one, "b")
+        one.pods["b"].run_dir.stacked = {0: stack}
         await one.until(lambda: len(still(one)) == 3)
-        await nothing_ends(one)
+        assert not any([to_end(one) async for _ in looks()])
 
 
 async def test_ranks_whose_muster_run_gives_no_stacks_are_reported_as_such() -> None:

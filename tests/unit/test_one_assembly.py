@@ -33,7 +33,6 @@ MADE_IN = {
         "tests/contract/test_host_delivery.py",
         "tests/contract/test_late_drain.py",
         "tests/contract/test_quarantining.py",
-        "tests/contract/test_rendezvous_writes.py",
         "tests/contract/test_sweeper.py",
         "tests/contract/test_told_too_early.py",
         "tests/contract/test_walks.py",

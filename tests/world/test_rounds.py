@@ -246,22 +246,6 @@ async def test_i5_a_world_that_comes_back_one_by_one_lets_a_newcomer_in_once(
     assert (job.formed, job.lost) == (["abc", "abcd"], 0)
 
 
-async def test_i5_a_store_that_is_emptied_is_seeded_again(world: World) -> None:
-    job = await world.job("")
-    empty = job.engine.backup()
-    for name in "abc":
-        job.add(name)
-    await job.until(lambda: job.world == "abc")
-    await job.trains()
-    formed = job.formed
-    job.lose_store(empty)
-    await job.settles()
-    assert job.formed == formed
-    job.add("d")
-    await job.settles()
-    assert (job.formed, job.lost) == ([*formed, "abcd"], 0)
-
-
 async def test_a_node_that_the_store_has_lost_is_put_back_before_it_is_missed(
     world: World,
 ) -> None:

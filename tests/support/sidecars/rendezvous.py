@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from functools import partial
@@ -93,6 +93,8 @@ class Sidecar:
     def __init__(self, job: Job, name: str, held: Held | None) -> None:
         self.name = name
         self.cut = Cut()
+        self.store = MemoryStore(job.engine, faults=self.cut)
+        self._client = JobClient.of(self.store, KEYS, clock=now)
         self._job = job
         self._held = held
         self._serves = asyncio.Event()
@@ -115,7 +117,7 @@ class Sidecar:
 
     async def run(self) -> None:
         """Run it until the task ends, as kill -9 ends a sidecar: nothing is written any more."""
-        job, store = self._job, MemoryStore(self._job.engine, faults=self.cut)
+        job = self._job
         policy = job.policy
         who = identity(self.name, least=policy.min_nodes, most=policy.max_nodes)
         settings = MemberSettings(
@@ -127,17 +129,22 @@ class Sidecar:
             first_call_s=policy.first_call_s,
             quarantine=job.terms,
         )
-        around = surroundings(store, self.name)
-        async with (
-            loaded(JobClient.of(store, KEYS, clock=now)) as client,
-            serving(
-                *(around, settings, client, Sockets(c10d_port=None)),
+        around = surroundings(self.store, self.name)
+        async with AsyncExitStack() as self._following:
+            await self._following.enter_async_context(loaded(self._client))
+            async with serving(
+                *(around, settings, self._client, Sockets(c10d_port=None)),
                 held=self._held,
                 kept=job.kept[self.name],
-            ) as self.pod,
-        ):
-            self._serves.set()
-            await asyncio.Event().wait()
+            ) as self.pod:
+                self._serves.set()
+                await asyncio.Event().wait()
+
+    async def move(self, engine: MemoryEngine) -> None:
+        """Let the store be another one from now on, as after a restore."""
+        self.store.engine = engine
+        await self._following.aclose()
+        await self._following.enter_async_context(self._client.following())
 
 
 @dataclass
