@@ -37,10 +37,11 @@ class Authority:
     def pem(self) -> bytes:
         return self.certificate.public_bytes(serialization.Encoding.PEM)
 
-    def server(self, name: str = "server") -> tuple[Path, Path]:
+    def server(
+        self, name: str = "server", *, host: str = "localhost", ip: str = "127.0.0.1"
+    ) -> tuple[Path, Path]:
         """For a member: its certificate, good as a server alone, and its key."""
-        loopback = ipaddress.ip_address("127.0.0.1")
-        names = [x509.DNSName("localhost"), x509.IPAddress(loopback)]
+        names = [x509.DNSName(host), x509.IPAddress(ipaddress.ip_address(ip))]
         return self._sign(name, name, SERVER, names, timedelta(hours=1))
 
     def client(
