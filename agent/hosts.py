@@ -17,7 +17,7 @@ from launcher_shim.rundir import layout
 from rdzv.drain.standing import is_withdrawn
 from rdzv.reconcile import Kernel, Outlook, Reconciler, first_of
 from rdzv.records.drain import Drain
-from rdzv.records.history import departures
+from rdzv.records.job import departures
 from rdzv.snapshot import Listing, Snapshot, listing_of
 
 log = logging.getLogger(__name__)

@@ -36,7 +36,7 @@ from rdzv.errors import RecordError, StoreError
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.reconcile import Loop, Outlook
-from rdzv.records.history import HistoryEntry
+from rdzv.records.job import HistoryEntry
 from rdzv.records.quarantine import Terms
 from rdzv.records.troubles import KINDS, REMARKS, Bypass, Failure, after, is_alike, is_told
 from rdzv.store import Delete, Operation, Put

@@ -34,8 +34,7 @@ from rdzv.peers import (
     watched_by,
 )
 from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler
-from rdzv.records.history import HistoryEntry
-from rdzv.records.job import Member
+from rdzv.records.job import HistoryEntry, Member
 from rdzv.records.world import WorldChange
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, GuardedWrites, KeyValue, Operation, Put, WatchEvent

@@ -27,7 +27,7 @@ from rdzv.keys import GenerationKeys, last_name
 from rdzv.members.gone import kept, leftovers, oldest
 from rdzv.members.registrar import Registrar
 from rdzv.reconcile import DueWrite, Kernel, Loop, Outlook, Reconciler
-from rdzv.records.history import ROUNDS_PER_LIFE, HistoryEntry
+from rdzv.records.job import ROUNDS_PER_LIFE, HistoryEntry
 from rdzv.sentences import Diary
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, KeyValue

@@ -27,7 +27,7 @@ from rdzv.keys import RunKeys
 from rdzv.members.registrar import Registrar
 from rdzv.reconcile import Loop, Outlook
 from rdzv.records.codec import by_last_name
-from rdzv.records.history import HistoryEntry
+from rdzv.records.job import HistoryEntry
 from rdzv.records.world import WorldChange, WorldReport
 from rdzv.sentences import Diary
 from rdzv.store import Compare, Operation, Put

@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from rdzv.records.history import HistoryEntry
+from rdzv.records.job import HistoryEntry
 
 SCRIPT = Path(__file__).with_name("standing.py")
 RANKS = 4

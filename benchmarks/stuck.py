@@ -27,7 +27,7 @@ from benchmarks.standing_job import LAYOUTS, RANKS, StandingJob
 from controller.job_events import job_events
 from controller.jobs import JobState
 from rdzv.keys import JobKeys
-from rdzv.records.history import HistoryEntry
+from rdzv.records.job import HistoryEntry
 from rdzv.snapshot import Snapshot, listing_of
 from rdzv.store import KeyValue
 

@@ -22,8 +22,7 @@ from rdzv.errors import ClusterUnavailable
 from rdzv.keys import JobKeys
 from rdzv.reconcile import Loop, Outlook, log_defect
 from rdzv.records.drain import Drain
-from rdzv.records.history import HistoryEntry, shown_round
-from rdzv.records.job import Member
+from rdzv.records.job import HistoryEntry, Member, shown_round
 from rdzv.records.troubles import ordinal
 
 Reason = (

@@ -16,7 +16,7 @@ from rdzv.keys import ROOT, JobKeys, job_of
 from rdzv.membership import Membership
 from rdzv.mirror import Mirror, spelled_of_any_job
 from rdzv.reconcile import log_defect
-from rdzv.records.history import HistoryEntry
+from rdzv.records.job import HistoryEntry
 from rdzv.snapshot import Listing, Snapshot
 from rdzv.store import KeyValue, Store, WatchEvent
 

@@ -31,7 +31,7 @@ from rdzv.errors import StoreAmbiguous, StoreError
 from rdzv.keys import JobKeys
 from rdzv.reconcile import Loop, Outlook, first_of, log_defect
 from rdzv.records.drain import CONTROLLER, Drain
-from rdzv.records.history import HistoryEntry, entry_operations
+from rdzv.records.job import HistoryEntry, entry_operations
 from rdzv.store import Compare, Operation
 
 log = logging.getLogger(__name__)

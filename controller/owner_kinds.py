@@ -16,8 +16,7 @@ from injection.failure_policy import GRACE
 from injection.kinds import FRAMEWORKS, KINDS, OF_VERSIONS, PLAIN_PATH, PodSigns, kind_of
 from injection.settings import ASKS
 from injection.workloads import Role
-from rdzv.records.history import HistoryEntry
-from rdzv.records.job import Job
+from rdzv.records.job import HistoryEntry, Job
 
 SERVERS_GRACE_S = 30
 """The grace that the API server sets by default; it looks the same as one that a user set."""

@@ -25,7 +25,7 @@ from injection.kinds import job_label
 from rdzv.errors import ClusterError, ClusterUnavailable, StoreError
 from rdzv.keys import JobKeys
 from rdzv.reconcile import Loop, Outlook, first_of, log_defect
-from rdzv.records.history import HistoryEntry, entry_operations
+from rdzv.records.job import HistoryEntry, entry_operations
 from rdzv.store import Compare, Put
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from rdzv.keys import JobKeys
 from rdzv.membership import Membership
 from rdzv.mirror import HEALTHY_S, SEE_S, Mirror, PagedRead, Paging
 from rdzv.pacing import Doubling
-from rdzv.records.history import HistoryEntry, entry_operations
+from rdzv.records.job import HistoryEntry, entry_operations
 from rdzv.sentences import Diary
 from rdzv.store import Compare, KeyValue, Operation, Range, Store, TxnResult
 

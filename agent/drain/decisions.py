@@ -35,7 +35,7 @@ from rdzv.drain.transactions import transaction
 from rdzv.job import JobClient
 from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler, Turn, first_of
 from rdzv.records.drain import Drain, LastCommit
-from rdzv.records.history import HistoryEntry
+from rdzv.records.job import HistoryEntry
 from rdzv.shard_ledger import ShardLedger
 from rdzv.snapshot import Listing, Places, Snapshot, listing_of
 from rdzv.store import GuardedWrites

@@ -26,7 +26,7 @@ from rdzv.errors import RecordError
 from rdzv.members.registration import Identity
 from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler
 from rdzv.records.drain import CONTROLLER, Drain
-from rdzv.records.history import HistoryEntry
+from rdzv.records.job import HistoryEntry
 from rdzv.snapshot import Snapshot
 from rdzv.store import GuardedWrites
 

@@ -39,7 +39,7 @@ from rdzv.drain.transactions import change
 from rdzv.members.registrar import Registrar
 from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler
 from rdzv.records.drain import Drain
-from rdzv.records.history import HistoryEntry
+from rdzv.records.job import HistoryEntry
 from rdzv.records.progress import CENTRAL_RUN, PodSaves, RankProgress
 from rdzv.store import Compare, GuardedWrites, Put
 

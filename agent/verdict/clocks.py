@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from rdzv.dataclass import dataclass
-from rdzv.records.history import Happening, HistoryEntry
+from rdzv.records.job import Happening, HistoryEntry
 
 SKEW_S = 10.0
 """Differences up to this are not reported: the time is taken before the write, which may wait."""

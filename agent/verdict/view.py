@@ -27,8 +27,7 @@ from rdzv.keys import JobKeys
 from rdzv.mirror import spelled
 from rdzv.peers import Unreached
 from rdzv.records.codec import by_last_name
-from rdzv.records.history import HistoryEntry, shown_round
-from rdzv.records.job import Job, Member
+from rdzv.records.job import HistoryEntry, Job, Member, shown_round
 from rdzv.records.progress import CENTRAL_RUN, PodSaves
 from rdzv.records.troubles import Bypass, Failure
 from rdzv.sentences import duration

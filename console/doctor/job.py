@@ -13,7 +13,7 @@ from agent.verdict.view import JobView
 from console.job.reading import meant_job, missing_job
 from rdzv.drain.standing import phase_of
 from rdzv.keys import JobKeys
-from rdzv.records.history import shown_round
+from rdzv.records.job import shown_round
 from rdzv.sentences import counted
 
 WORST_FIRST: Sequence[Level] = ("fault", "warning", "note", "ok")

@@ -32,8 +32,7 @@ from console.options import configured_by, job_named, pod_names, printed, read_o
 from rdzv.errors import ConfigError, MembershipError
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
-from rdzv.records.history import HistoryEntry, entry_operations
-from rdzv.records.job import Job, change_between
+from rdzv.records.job import HistoryEntry, Job, change_between, entry_operations
 from rdzv.records.policy import NODES, JobPolicy
 from rdzv.settings import settings_of
 from rdzv.snapshot import Snapshot, listing_of

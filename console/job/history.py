@@ -19,7 +19,7 @@ from console.help import Command
 from console.job.reading import following, look
 from console.options import configured_by, job_named, shown_with
 from console.styling import coloured, on_terminal, wrapped
-from rdzv.records.history import HistoryEntry, shown_round
+from rdzv.records.job import HistoryEntry, shown_round
 
 _LEVELS: Mapping[str, Level] = {
     "failed": "fault",

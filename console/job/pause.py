@@ -23,8 +23,7 @@ from rdzv.drain.standing import asked
 from rdzv.drain.transactions import first_write, lift
 from rdzv.job import JobClient
 from rdzv.records.drain import Drain
-from rdzv.records.history import Happening, HistoryEntry
-from rdzv.records.job import Member
+from rdzv.records.job import Happening, HistoryEntry, Member
 from rdzv.settings import free_text
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, GuardedWrites, Operation, Put

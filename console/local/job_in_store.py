@@ -23,7 +23,7 @@ from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.mirror import Mirror
 from rdzv.records.drain import NO_CURSOR
-from rdzv.records.history import HistoryEntry
+from rdzv.records.job import HistoryEntry
 from rdzv.sentences import counted
 from rdzv.store import KeyValue, WatchEvent
 from rdzv.store.access import Access

@@ -18,7 +18,7 @@ from console.local.node import LocalNode
 from console.local.settings import read_delivery
 from console.local.timeline import Timeline
 from launcher_shim.rundir import layout
-from rdzv.records.history import shown_round
+from rdzv.records.job import shown_round
 
 _FAILED = re.compile(r"E\d{4} .*\] failed \(exitcode: (-?\d+)\) local_rank: (\d+) ")
 _TORCHRUN_LINE = re.compile(r"[IWE]\d{4} \d\d:\d\d:\d\d")

@@ -32,7 +32,7 @@ from console.remote.pods import ClusterOptions, cluster, pods_of, through_the_ap
 from console.styling import is_styled, note
 from console.whereabouts import RunningJob, ended_run, found_running, is_cluster_known, running_jobs
 from rdzv.errors import ConfigError, JobNotFound
-from rdzv.records.history import HistoryEntry
+from rdzv.records.job import HistoryEntry
 from rdzv.settings import load
 
 LOOK_S = 0.2

@@ -36,7 +36,7 @@ from injection.kinds import job_label
 from injection.settings import LABEL
 from rdzv.errors import ClusterError, ClusterRefused, ClusterUnavailable
 from rdzv.reconcile import errors_in
-from rdzv.records.history import HistoryEntry
+from rdzv.records.job import HistoryEntry
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from console.logs.lines import NOBODY, Line, Origin, Seating, Source, shown
 from rdzv.errors import ConfigError
-from rdzv.records.history import ROUNDS_PER_LIFE, HistoryEntry
+from rdzv.records.job import ROUNDS_PER_LIFE, HistoryEntry
 from rdzv.sentences import counted
 
 NAMED_MAX = 4

@@ -19,7 +19,7 @@ from controller.cluster.api import ClusterApi, Object
 from controller.cluster.collection import Collection
 from injection import sidecar
 from rdzv.errors import ClusterRefused, ClusterUnavailable
-from rdzv.records.history import HistoryEntry
+from rdzv.records.job import HistoryEntry
 
 State = Literal["waiting", "running", "ended"]
 

@@ -31,7 +31,7 @@ from rdzv.keys import GenerationKeys
 from rdzv.members.registrar import Registrar
 from rdzv.reconcile import Loop, Outlook
 from rdzv.records.drain import LastCommit
-from rdzv.records.history import HistoryEntry
+from rdzv.records.job import HistoryEntry
 from rdzv.store import KeyValue, WatchEvent
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from time import time
 from launcher_shim.rundir.rank_reports import StepCount, StepLine, count_from
 from rdzv.members.registration import Identity
 from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler
-from rdzv.records.history import Happening, HistoryEntry
+from rdzv.records.job import Happening, HistoryEntry
 from rdzv.records.quarantine import (
     FormedWorld,
     QuarantineDecision,

@@ -28,7 +28,7 @@ from rdzv.drain.inputs import (
 from rdzv.drain.saves import DIFFER, Said, difference, left_to_others, with_agreement
 from rdzv.drain.standing import FINISHING, asked, is_of_launcher, released
 from rdzv.records.drain import Commit, Drain, LastCommit, Outcome, Vote
-from rdzv.records.history import shown_round
+from rdzv.records.job import shown_round
 from rdzv.snapshot import Listing, Snapshot
 
 SAVES_LOOK_S = 5.0

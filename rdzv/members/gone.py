@@ -19,8 +19,15 @@ from rdzv.keys import JobKeys, last_name
 from rdzv.members.registrar import Registrar
 from rdzv.members.templates import left_to
 from rdzv.reconcile import DueWrite, Kernel, Loop, Outlook, Reconciler
-from rdzv.records.history import HISTORY_LENGTH, HistoryEntry, departures, losses
-from rdzv.records.job import Job, Member, change_between
+from rdzv.records.job import (
+    HISTORY_LENGTH,
+    HistoryEntry,
+    Job,
+    Member,
+    change_between,
+    departures,
+    losses,
+)
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, GuardedWrites, KeyValue, Operation, Put, WatchEvent
 

@@ -20,7 +20,7 @@ from rdzv.job import JobClient
 from rdzv.members.registration import Held, Identity, Register
 from rdzv.membership import snapshot_of
 from rdzv.mirror import read_all
-from rdzv.records.history import HistoryEntry
+from rdzv.records.job import HistoryEntry
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, GuardedWrites, Operation, Put, Store
 

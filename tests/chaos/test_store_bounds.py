@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 
 from rdzv.members.gone import KEPT_MIN
-from rdzv.records.history import HISTORY_LENGTH
+from rdzv.records.job import HISTORY_LENGTH
 from rdzv.store import Store
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.load.bounds import Job, change_membership, form_rounds, job_on, renew

@@ -25,8 +25,7 @@ from rdzv.errors import StoreError, StoreUnavailable
 from rdzv.keys import JobKeys
 from rdzv.records.codec import dump_record
 from rdzv.records.drain import NO_CURSOR, Commit, Drain, LastCommit
-from rdzv.records.history import HistoryEntry
-from rdzv.records.job import Incarnation, Job
+from rdzv.records.job import HistoryEntry, Incarnation, Job
 from rdzv.records.policy import JobPolicy
 from rdzv.records.progress import PodSaves
 from rdzv.records.quarantine import Quarantine

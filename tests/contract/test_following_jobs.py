@@ -30,8 +30,7 @@ from controller.owner_reconciler import OwnerReconciler
 from controller.owners import Owners, pod_seen
 from rdzv.keys import JobKeys
 from rdzv.records.drain import Drain, LastCommit
-from rdzv.records.history import HistoryEntry
-from rdzv.records.job import Job
+from rdzv.records.job import HistoryEntry, Job
 from rdzv.records.policy import JobPolicy
 from rdzv.store import Put, Store, TxnResult
 from tests.support.cluster_api import CALL_S, CLOSED_S, FakeApi, make_patient

@@ -23,8 +23,7 @@ from controller.owner_reconciler import LOOKED_AT_S, OwnerReconciler
 from controller.owners import FRESH_S, Owners, OwnerSeen, pod_of, pod_seen
 from rdzv.keys import JobKeys
 from rdzv.records.drain import Drain
-from rdzv.records.history import HistoryEntry
-from rdzv.records.job import Incarnation, Job
+from rdzv.records.job import HistoryEntry, Incarnation, Job
 from rdzv.records.policy import JobPolicy
 from rdzv.store import Delete, Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore

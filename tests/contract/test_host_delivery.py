@@ -17,8 +17,7 @@ from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.reconcile import Kernel
 from rdzv.records.drain import Drain
-from rdzv.records.history import HistoryEntry
-from rdzv.records.job import Incarnation, Job, Member
+from rdzv.records.job import HistoryEntry, Incarnation, Job, Member
 from rdzv.records.policy import JobPolicy
 from rdzv.store import DEFAULT_TIMEOUT_S, KeyValue, RangeResult, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore

@@ -27,8 +27,7 @@ from rdzv.keys import JobKeys
 from rdzv.membership import snapshot_of
 from rdzv.mirror import read_all
 from rdzv.records.drain import Drain
-from rdzv.records.history import HistoryEntry
-from rdzv.records.job import Incarnation, Job
+from rdzv.records.job import HistoryEntry, Incarnation, Job
 from rdzv.records.policy import JobPolicy
 from rdzv.snapshot import Snapshot
 from rdzv.store import Put, Store

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from rdzv.keys import JobKeys
-from rdzv.records.history import HistoryEntry
+from rdzv.records.job import HistoryEntry
 from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
 from tests.support.faults.cut_node import CutNode, cut_node

@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from agent.drain.saves import LOOK_S, STEP_S
-from rdzv.records.history import HistoryEntry
+from rdzv.records.job import HistoryEntry
 from rdzv.records.progress import PodSaves
 from rdzv.store import WatchEvent
 from tests.support.sidecars.drains import HERE, Job, job

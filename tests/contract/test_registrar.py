@@ -11,7 +11,7 @@ import pytest
 from rdzv.errors import Fenced
 from rdzv.members.registration import Held, Identity
 from rdzv.records.drain import Drain, Outcome
-from rdzv.records.history import HISTORY_LENGTH, HistoryEntry
+from rdzv.records.job import HISTORY_LENGTH, HistoryEntry
 from rdzv.store import Delete, Put
 from rdzv.store.memory.client import Faults, MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now

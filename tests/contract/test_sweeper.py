@@ -18,8 +18,7 @@ from rdzv.job import JobClient
 from rdzv.members.gone import KEPT_MIN
 from rdzv.reconcile import Kernel
 from rdzv.records.drain import Drain
-from rdzv.records.history import HistoryEntry
-from rdzv.records.job import Incarnation, Job
+from rdzv.records.job import HistoryEntry, Incarnation, Job
 from rdzv.records.policy import JobPolicy
 from rdzv.store import Put, TxnResult
 from rdzv.store.memory.client import MemoryEngine, MemoryStore

@@ -12,7 +12,7 @@ import pytest
 from agent import upkeep
 from agent.upkeep import HELD_S, SETTLED_S, StateReporter, is_news
 from agent.verdict.states import STATES, State
-from rdzv.records.history import HistoryEntry
+from rdzv.records.job import HistoryEntry
 from tests.support.sidecars.drains import Job, job
 from tests.support.sidecars.jobs import KEYS
 from tests.support.tasks import beside

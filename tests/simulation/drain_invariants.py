@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from rdzv.drain.decision import is_enough
 from rdzv.records.drain import Commit, Drain, LastCommit
-from rdzv.records.history import ROUNDS_PER_LIFE
+from rdzv.records.job import ROUNDS_PER_LIFE
 from rdzv.snapshot import Snapshot, listing_of
 from tests.simulation.nodes import Sidecar
 from tests.simulation.pods import Pod, SimulatedJob

@@ -17,8 +17,7 @@ from rdzv.keys import last_name
 from rdzv.members.templates import is_upheld
 from rdzv.mirror import spelled
 from rdzv.records.drain import Commit, Drain
-from rdzv.records.history import HistoryEntry
-from rdzv.records.job import Incarnation, Member, change_between
+from rdzv.records.job import HistoryEntry, Incarnation, Member, change_between
 from rdzv.records.troubles import Failure
 from rdzv.snapshot import Snapshot
 from rdzv.store import WatchEvent

@@ -16,8 +16,7 @@ from agent.neighbour import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S, Dial, PeerAway,
 from launcher_shim.c10d.rounds.records import LOST
 from rdzv.errors import RecordError
 from rdzv.peers import Suspicion
-from rdzv.records.history import HistoryEntry
-from rdzv.records.job import Member
+from rdzv.records.job import HistoryEntry, Member
 from rdzv.snapshot import Snapshot
 from rdzv.store import KeyValue, WatchEvent
 from tests.simulation.nodes import KEYS

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from launcher_shim.c10d.rounds.records import Node, Seat
 from rdzv.keys import RunKeys
 from rdzv.mirror import Mirror
-from rdzv.records.history import HistoryEntry
+from rdzv.records.job import HistoryEntry
 from rdzv.snapshot import Snapshot, listing_of
 from tests.simulation.liveness import is_healthy
 from tests.simulation.pods import SimulatedJob

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rdzv.records.history import HistoryEntry, entry_operations
+from rdzv.records.job import HistoryEntry, entry_operations
 from rdzv.store import Compare, Put
 from rdzv.store.memory.client import transact
 from tests.simulation.nodes import KEYS, JobShape

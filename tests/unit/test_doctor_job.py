@@ -18,7 +18,7 @@ from launcher_shim.c10d.rounds.records import Round
 from rdzv.keys import JobKeys
 from rdzv.peers import Unreached
 from rdzv.records.drain import Commit, Drain, LastCommit
-from rdzv.records.history import HistoryEntry
+from rdzv.records.job import HistoryEntry
 from rdzv.records.progress import PodSaves
 from rdzv.records.quarantine import Quarantine
 from rdzv.records.troubles import Bypass

@@ -25,8 +25,7 @@ from controller.owners import PodSeen
 from rdzv.errors import ConfigError
 from rdzv.keys import JobKeys
 from rdzv.records.drain import LastCommit
-from rdzv.records.history import HistoryEntry
-from rdzv.records.job import Incarnation, Job
+from rdzv.records.job import HistoryEntry, Incarnation, Job
 from rdzv.records.policy import JobPolicy
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore

@@ -26,8 +26,7 @@ from controller.jobs import JobState
 from controller.leadership import LEASE_S, Sighting, next_step, sighting_after
 from rdzv.keys import JobKeys
 from rdzv.records.drain import Commit, Drain, LastCommit, Outcome
-from rdzv.records.history import Happening, HistoryEntry
-from rdzv.records.job import Job, Member
+from rdzv.records.job import Happening, HistoryEntry, Job, Member
 from rdzv.records.policy import JobPolicy
 from rdzv.snapshot import Snapshot, listing_of
 from rdzv.store import KeyValue

@@ -25,8 +25,7 @@ from launcher_shim.c10d.rounds.world import reform
 from launcher_shim.rundir import layout
 from rdzv.drain.inputs import LiveRound
 from rdzv.records.drain import Commit, Outcome, Phase
-from rdzv.records.history import ROUNDS_PER_LIFE
-from rdzv.records.job import Incarnation
+from rdzv.records.job import ROUNDS_PER_LIFE, Incarnation
 from rdzv.snapshot import Snapshot
 from tests.support.records import drain, member, node, run, world
 

@@ -36,8 +36,7 @@ from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, 
 from rdzv.drain.transactions import transaction
 from rdzv.keys import JobKeys
 from rdzv.records.drain import NO_CURSOR, Commit, Drain, LastCommit, Vote
-from rdzv.records.history import HistoryEntry
-from rdzv.records.job import Job
+from rdzv.records.job import HistoryEntry, Job
 from rdzv.records.policy import JobPolicy
 from rdzv.snapshot import Snapshot, listing_of
 from rdzv.store import Compare, Delete, GuardedWrites, KeyValue, Operation, Put

@@ -28,7 +28,7 @@ from console.local.timeline import (
 from launcher_shim.c10d.rounds.records import ClosedWhy, Round, Seat
 from muster.progress import ProgressFile
 from rdzv.keys import JobKeys
-from rdzv.records.history import HistoryEntry
+from rdzv.records.job import HistoryEntry
 from rdzv.store import KeyValue, WatchEvent
 from tests.support.clocks.hand import HandClock
 

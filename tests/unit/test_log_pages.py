@@ -17,7 +17,7 @@ from console.logs.lines import LAST, NOBODY, Line, Source, rank_of, shown, stamp
 from console.logs.printing import NOW, Pages, Selection, first_failure, world_of
 from console.whereabouts import RunningJob
 from rdzv.errors import ConfigError
-from rdzv.records.history import Happening, HistoryEntry
+from rdzv.records.job import Happening, HistoryEntry
 
 THREE = ["a", "b", "c"]
 

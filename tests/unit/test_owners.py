@@ -19,8 +19,7 @@ from controller.owners import EVERY_S, PodSeen, due_s
 from injection.kinds import KINDS
 from rdzv.keys import ROOT, JobKeys
 from rdzv.records.drain import LastCommit
-from rdzv.records.history import HistoryEntry
-from rdzv.records.job import Job
+from rdzv.records.job import HistoryEntry, Job
 from rdzv.records.policy import JobPolicy
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore

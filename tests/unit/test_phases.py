@@ -19,7 +19,7 @@ from launcher_shim.pod.hold import FAREWELL_S, FINISHING, OutgoingNotice, reserv
 from rdzv.drain.standing import DrainPhase, PhaseName, phase_of
 from rdzv.keys import JobKeys
 from rdzv.records.drain import Commit, Drain, LastCommit, Outcome, Phase
-from rdzv.records.history import Happening, HistoryEntry, departures, entry_operations
+from rdzv.records.job import Happening, HistoryEntry, departures, entry_operations
 from rdzv.sentences import Diary
 from rdzv.snapshot import Snapshot
 from rdzv.store import KeyValue, Operation

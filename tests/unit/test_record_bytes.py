@@ -11,8 +11,7 @@ import pytest
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from rdzv.peers import Suspicion, Unreached
 from rdzv.records.drain import Commit, Drain, LastCommit, Vote
-from rdzv.records.history import HistoryEntry
-from rdzv.records.job import Incarnation, Job, Member
+from rdzv.records.job import HistoryEntry, Incarnation, Job, Member
 from rdzv.records.policy import JobPolicy
 from rdzv.records.progress import PodSaves, StillRank
 from rdzv.records.quarantine import Quarantine

@@ -17,8 +17,7 @@ from rdzv.drain.transactions import vote_transaction
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
 from rdzv.records.drain import Commit, Drain, LastCommit, Vote
-from rdzv.records.history import ROUNDS_PER_LIFE
-from rdzv.records.job import Incarnation, Job, Member
+from rdzv.records.job import ROUNDS_PER_LIFE, Incarnation, Job, Member
 from rdzv.records.policy import JobPolicy
 from rdzv.records.progress import PodSaves
 from rdzv.records.quarantine import Quarantine

@@ -24,7 +24,7 @@ from rdzv.drain.gate import Gate, Here, local
 from rdzv.drain.inputs import LiveRound
 from rdzv.records.codec import TAG as STORED
 from rdzv.records.drain import Commit, LastCommit, Vote
-from rdzv.records.history import ROUNDS_PER_LIFE
+from rdzv.records.job import ROUNDS_PER_LIFE
 from tests.support.sidecars.pod_gate import PodGate, forget_sidecar
 
 MASTER = "10.0.0.7:40123"

@@ -22,7 +22,7 @@ from launcher_shim.c10d.rounds.stages import (
 from launcher_shim.tcpstore import wire
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
-from rdzv.records.history import ROUNDS_PER_LIFE, HistoryEntry
+from rdzv.records.job import ROUNDS_PER_LIFE, HistoryEntry
 from rdzv.store import KeyValue, WatchEvent
 from tests.support.records import kv, node, world
 

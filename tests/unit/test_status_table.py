@@ -23,7 +23,7 @@ from console.styling import broken, wrapped
 from launcher_shim.c10d.rounds.records import Round, Seat
 from rdzv.keys import JobKeys
 from rdzv.records.drain import LastCommit
-from rdzv.records.history import HistoryEntry
+from rdzv.records.job import HistoryEntry
 from rdzv.records.progress import PodSaves
 from tests.support.records import member
 from tests.support.views import ASKS, FAILED, NOW_S, TRAINS, reported, run, view

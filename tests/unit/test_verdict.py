@@ -15,8 +15,7 @@ from agent.verdict.view import FAILING_S, JobView
 from console.job.status_json import pods_of
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from rdzv.records.drain import Drain
-from rdzv.records.history import HistoryEntry
-from rdzv.records.job import Job
+from rdzv.records.job import HistoryEntry, Job
 from rdzv.records.policy import JobPolicy
 from rdzv.records.progress import CENTRAL_RUN, PodSaves
 from rdzv.records.troubles import Bypass

@@ -30,7 +30,7 @@ from rdzv.drain.gate import Gate
 from rdzv.drain.transactions import cancel
 from rdzv.errors import StoreError, StoreUnavailable
 from rdzv.records.drain import Commit, Drain, LastCommit
-from rdzv.records.history import HistoryEntry
+from rdzv.records.job import HistoryEntry
 from rdzv.snapshot import Snapshot
 from rdzv.store import Operation, Put
 from rdzv.store.memory.client import transact

@@ -30,7 +30,7 @@ from rdzv.errors import RecordError, StoreError, StoreFull
 from rdzv.job import Registered
 from rdzv.keys import RunKeys
 from rdzv.reconcile import DueWrite, Kernel, Outlook, Reconciler, Turn
-from rdzv.records.history import HistoryEntry
+from rdzv.records.job import HistoryEntry
 from rdzv.sentences import Diary
 from rdzv.store import Compare, GuardedWrites, KeyValue, Put, Range, Store
 

@@ -18,7 +18,7 @@ from rdzv.dataclass import dataclass
 from rdzv.errors import RecordError
 from rdzv.keys import last_name
 from rdzv.records.codec import Count, Seconds, decode, encode, load_record, take, take_count
-from rdzv.records.history import ROUNDS_PER_LIFE, shown_round
+from rdzv.records.job import ROUNDS_PER_LIFE, shown_round
 from rdzv.store import KeyValue
 
 NodeState = Literal["asking", "in", "left"]

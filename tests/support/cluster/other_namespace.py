@@ -15,8 +15,7 @@ from typing import Self
 from controller.owner_kinds import Reference
 from rdzv.keys import JobKeys
 from rdzv.records.drain import Drain
-from rdzv.records.history import HistoryEntry
-from rdzv.records.job import Incarnation, Job
+from rdzv.records.job import HistoryEntry, Incarnation, Job
 from rdzv.records.policy import JobPolicy
 from tests.support.cluster.chart_release import NAMESPACE
 from tests.support.cluster.lab import ETCD_IMAGE, TRAINER_IMAGE, Kubelab, Object

@@ -25,7 +25,7 @@ from launcher_shim.rundir import layout
 from rdzv.drain.inputs import LiveRound, LiveRounds
 from rdzv.job import JobClient
 from rdzv.records.drain import Commit, Drain
-from rdzv.records.history import HistoryEntry
+from rdzv.records.job import HistoryEntry
 from rdzv.snapshot import Snapshot, listing_of
 from rdzv.store import Operation, Put, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore

@@ -16,7 +16,7 @@ from console.local.launch_line import LaunchLine
 from console.local.settings import LocalSettings, launcher_environment, read_delivery
 from launcher_shim.c10d.rounds.records import Round
 from rdzv.keys import JobKeys
-from rdzv.records.history import HistoryEntry
+from rdzv.records.job import HistoryEntry
 from rdzv.records.policy import JobPolicy
 from rdzv.store.access import Access
 from tests.support.releases.frozen import said
