@@ -34,8 +34,8 @@ from launcher_shim.c10d.rounds.decision import why_it_ends
 from launcher_shim.c10d.rounds.decision_loop import DecisionLoop, RoundKey
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun, live_round, newest_round
-from launcher_shim.c10d.rounds.observations import stand
 from launcher_shim.c10d.rounds.place import Claim
+from launcher_shim.c10d.rounds.records import Node
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.c10d.rounds.stages import KeptMasters, stage_name
 from launcher_shim.c10d.rounds.views import View
@@ -123,7 +123,6 @@ def one_of_two_is_evicted() -> list[Patch]:
     """In a job of two each may evict the other one."""
     return [
         patch("rdzv.peers.VOTES", 1),
-        patch("rdzv.peers.MEMBERS_MIN", 0),
         patch("rdzv.peers.MEMBERS_MIN", 0),
     ]
 
@@ -246,13 +245,6 @@ def one_alone_left_out() -> list[Patch]:
     return [patch("launcher_shim.c10d.quarantining.after_death", alone)]
 
 
-@plant("failing-pods", 8)
-def sound_pods_wait() -> list[Patch]:
-    """A job whose worlds fail before a step waits, though pods that have not failed can train."""
-    name = "launcher_shim.c10d.rounds.decision._can_do_without"
-    return [patch(name, lambda snapshot, *_: False)]
-
-
 @plant("drains", 60)
 def drained_member_listed() -> list[Patch]:
     """Whoever drains stays listed."""
@@ -338,27 +330,53 @@ def lost_rounds_entered() -> list[Patch]:
     ]
 
 
-@plant("unseen-drains", 40)
+@plant("unseen-drains", 4)
 def leavers_excused() -> list[Patch]:
-    """Nobody waits for who leaves the job to leave a lost world, and it is not told to."""
+    """Nobody waits for who leaves the job to leave a lost world."""
+    real = launcher_shim.c10d.rounds.decision._over
 
-    real = launcher_shim.c10d.rounds.decision.decide
+    def over(now: float, snapshot: Any, *others: Any) -> Any:
+        leaving = snapshot.membership.leaving
+        excused = replace(snapshot, membership=replace(snapshot.membership, granted=leaving))
+        found, usual = real(now, excused, *others), real(now, snapshot, *others)
+        opens = found.round is not None and found.round.number > snapshot.round.number
+        return found if opens else usual
 
-    def decide(now: float, snapshot: Any, *others: Any) -> Any:
-        if stand(now, snapshot, *others[:2]).lost:
-            leaving = snapshot.membership.leaving
-            snapshot = replace(snapshot, membership=replace(snapshot.membership, granted=leaving))
-        return real(now, snapshot, *others)
+    return [patch("launcher_shim.c10d.rounds.decision._over", over)]
 
-    def shown(snapshot: Any, policy: Any, node: Any, **known: Any) -> Any:
-        made = launcher_shim.c10d.rounds.views.view(snapshot, policy, node, **known)
+
+def _shown(change: Callable[[View, Any, Node], View]) -> list[Patch]:
+    """Show each agent something else: ``change`` gets its view, the snapshot, and its node."""
+    real = launcher_shim.c10d.rounds.views.view
+
+    def shown(snapshot: Any, policy: Any, node: Node, **known: Any) -> View:
+        return change(real(snapshot, policy, node, **known), snapshot, node)
+
+    return [patch("launcher_shim.c10d.rounds.rendezvous.view", shown)]
+
+
+@plant("unseen-drains", 4)
+def leavers_not_told() -> list[Patch]:
+    """Who leaves the job is not told that its world is lost."""
+
+    def change(made: View, snapshot: Any, node: Node) -> View:
         leaves = node.member in snapshot.membership.leaving
         return replace(made, phantom=made.phantom and not leaves)
 
-    return [
-        patch("launcher_shim.c10d.rounds.decision.decide", decide),
-        patch("launcher_shim.c10d.rounds.rendezvous.view", shown),
-    ]
+    return _shown(change)
+
+
+@plant("rounds", 3, first=25)
+def worlds_without_the_gone() -> list[Patch]:
+    """A world is shown without the nodes that have left it."""
+
+    def change(made: View, snapshot: Any, node: Node) -> View:
+        nodes = snapshot.nodes
+        here = {name for name, one in nodes.items() if one.state != "left"} | {node.member}
+        frozen = tuple(seat for seat in made.round.frozen if seat.member in here)
+        return replace(made, round=replace(made.round, frozen=frozen))
+
+    return _shown(change)
 
 
 @plant("failures", 20)
