@@ -108,7 +108,7 @@ def one_suspicion_evicts() -> list[Patch]:
     return [patch("rdzv.peers.VOTES", 1)]
 
 
-@plant("machines", 60)
+@plant("machines", 60, first=4)
 def refused_connections_evict() -> list[Patch]:
     """A member is evicted though only its sidecar is away."""
 
@@ -118,7 +118,7 @@ def refused_connections_evict() -> list[Patch]:
     return [patch("rdzv.peers.is_vote", counts)]
 
 
-@plant("machines", 60)
+@plant("machines", 60, first=6)
 def one_of_two_is_evicted() -> list[Patch]:
     """In a job of two each may evict the other one."""
     return [
@@ -166,7 +166,7 @@ def name_of_a_leaver_taken() -> list[Patch]:
     return [patch.object(rdzv.members.registration, "_after_the_leaver", lambda *_: None)]
 
 
-@plant("refusals-in-peace", 30, first=60)
+@plant("refusals-in-peace", 30, first=71)
 def former_lease_ends() -> list[Patch]:
     """A sidecar that starts again lets the lease before it end, though a full store grants none."""
     return [patch.object(FormerLease, "after_refusal", lambda *_: None)]
@@ -207,7 +207,7 @@ def set_undone_by_the_next_pod() -> list[Patch]:
     return [patch("rdzv.members.registration.adopted", adopted)]
 
 
-@plant("restores-and-drains", 40, first=10)
+@plant("restores-and-drains", 40, first=19)
 def masters_forgotten() -> list[Patch]:
     """A sidecar that starts does not know its ranks' world where the store has lost its address."""
 
@@ -771,7 +771,7 @@ PLANTS |= {
             f"{_C10D}.rounds.observations._return_until": lambda *_, **__: -math.inf,
             f"{_C10D}.endpoint.RoundPolicy": _hasty_policy,
         },
-        first=5,
+        first=12,
     ),
     # The first world of a later life forms at once, whoever has trained in that life before.
     "lost-worlds-not-awaited": _as(
@@ -815,7 +815,7 @@ PLANTS |= {
     ),
     # A rank begins its first step though the others of its round are held.
     "late-ranks-begin": _as(
-        "slow-starts", 10, {"muster.boundary.begin": lambda rank, _: ("go", rank)}, first=45
+        "slow-starts", 10, {"muster.boundary.begin": lambda rank, _: ("go", rank)}, first=48
     ),
     # What is written of drains compares no registration.
     "drains-not-fenced": _as(
@@ -833,7 +833,7 @@ PLANTS |= {
     ),
     # Whoever drains is let go below min.
     "min-not-compared": _as(
-        "drains", 40, {"rdzv.drain.decision.is_enough": lambda *_: True}, first=3
+        "drains", 40, {"rdzv.drain.decision.is_enough": lambda *_: True}, first=6
     ),
     # What a restored store has lost of a rank's saves is handed to it again.
     "lost-saves-of-shards-unseen": _as(
@@ -844,7 +844,9 @@ PLANTS |= {
         "shards-restored", 25, {"rdzv.drain.inputs.DrainingSnapshot.is_known": lambda *_: True}
     ),
     # Ranks wait for a store that takes no writes, for as long as it takes none.
-    "gate-never-cut": _as("refused-saves", 7, {"agent.drain.gate_writer.CUT_S": math.inf}, first=8),
+    "gate-never-cut": _as(
+        "refused-saves", 7, {"agent.drain.gate_writer.CUT_S": math.inf}, first=13
+    ),
     # A world trains on though its job is paused.
     "pause-ignored": _as(
         "bounds", 40, {f"{_C10D}.rounds.own_node.reform": _never("pause")}, first=18
@@ -940,7 +942,7 @@ def _of_worlds(name: str) -> list[Patch]:
 
 _mutations(
     {
-        "number-tried-again": range(10),
+        "number-tried-again": range(3, 10),
         "formed-before-the-state": range(12),
         "step-before-all-have-formed": range(12),
         "state-of-the-rank-behind": range(19, 20),
