@@ -102,7 +102,7 @@ def planted(name: str) -> Iterator[None]:
 # --- machines ---
 
 
-@plant("machines", 30)
+@plant("machines", 30, first=6)
 def one_suspicion_evicts() -> list[Patch]:
     """One member alone evicts another one."""
     return [patch("rdzv.peers.VOTES", 1)]
@@ -231,7 +231,7 @@ def restored_name_fences() -> list[Patch]:
     return [patch("rdzv.members.registrar.plan", plan)]
 
 
-@plant("failing-pods", 8)
+@plant("failing-pods", 8, first=5)
 def one_alone_left_out() -> list[Patch]:
     """Where a world without a member fails, too, nothing else is tried: all begins again."""
 
@@ -292,7 +292,7 @@ def places_by_age() -> list[Patch]:
     return [patch("launcher_shim.c10d.rounds.inputs.run_membership", members)]
 
 
-@plant("rounds", 100, first=54)
+@plant("rounds", 100, first=71)
 def round_completed_twice() -> list[Patch]:
     """A decision about the round does not compare what it rests on."""
 
@@ -491,7 +491,7 @@ def refused_worlds_train_on() -> list[Patch]:
     return [patch("rdzv.drain.gate._wanted", wanted)]
 
 
-@plant("drains", 50)
+@plant("drains", 50, first=6)
 def stale_gate() -> list[Patch]:
     """A rank looks at the gate that it read at the boundary before."""
     original = Rank._gate
@@ -719,7 +719,10 @@ PLANTS |= {
     "new-pods-wait": _as("none-starts", 40, {f"{_C10D}.rounds.decision._is_new": lambda _: False}),
     # After failed starts the next world waits, though others could train.
     "waits-though-others-can-train": _as(
-        "fails-while-loading", 15, {f"{_C10D}.rounds.decision._can_do_without": lambda *_: False}
+        "fails-while-loading",
+        15,
+        {f"{_C10D}.rounds.decision._can_do_without": lambda *_: False},
+        first=5,
     ),
     # The death of a torchrun counts, whatever its ranks have made.
     "progress-not-looked-at": _as(
