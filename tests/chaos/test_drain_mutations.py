@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.models.drain_mutations import PLANTED, Planted, never_no, nothing_ends_the_round
+from tests.support.models.drain_mutations import PLANTED, Planted, nothing_ends_the_round
 from tests.support.models.drains import Rules, World
 from tests.support.models.explorer import Broken, after, explore, first_broken
 
@@ -22,9 +22,3 @@ def test_an_admission_that_does_not_end_the_round() -> None:
     world = World(rules, ends_round=nothing_ends_the_round)
     with pytest.raises(Broken, match="waits for ever"):
         explore(world, 200_000)
-
-
-def test_the_vote_no_left_out_breaks_nothing() -> None:
-    two, three = Rules(outsider=1), Rules(members=3, outsider=1, hurry=2)
-    assert first_broken(World(two, gate_local=never_no), range(300)) == ""
-    assert first_broken(World(three, gate_local=never_no), range(150)) == ""

@@ -34,8 +34,8 @@ from launcher_shim.c10d.rounds.decision import why_it_ends
 from launcher_shim.c10d.rounds.decision_loop import DecisionLoop, RoundKey
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun, live_round, newest_round
-from launcher_shim.c10d.rounds.observations import stand
 from launcher_shim.c10d.rounds.place import Claim
+from launcher_shim.c10d.rounds.records import Node
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.c10d.rounds.stages import KeptMasters, stage_name
 from launcher_shim.c10d.rounds.views import View
@@ -102,13 +102,13 @@ def planted(name: str) -> Iterator[None]:
 # --- machines ---
 
 
-@plant("machines", 30)
+@plant("machines", 30, first=6)
 def one_suspicion_evicts() -> list[Patch]:
     """One member alone evicts another one."""
     return [patch("rdzv.peers.VOTES", 1)]
 
 
-@plant("machines", 60)
+@plant("machines", 60, first=4)
 def refused_connections_evict() -> list[Patch]:
     """A member is evicted though only its sidecar is away."""
 
@@ -118,12 +118,11 @@ def refused_connections_evict() -> list[Patch]:
     return [patch("rdzv.peers.is_vote", counts)]
 
 
-@plant("machines", 60)
+@plant("machines", 60, first=6)
 def one_of_two_is_evicted() -> list[Patch]:
     """In a job of two each may evict the other one."""
     return [
         patch("rdzv.peers.VOTES", 1),
-        patch("rdzv.peers.MEMBERS_MIN", 0),
         patch("rdzv.peers.MEMBERS_MIN", 0),
     ]
 
@@ -167,7 +166,7 @@ def name_of_a_leaver_taken() -> list[Patch]:
     return [patch.object(rdzv.members.registration, "_after_the_leaver", lambda *_: None)]
 
 
-@plant("refusals-in-peace", 30, first=60)
+@plant("refusals-in-peace", 30, first=71)
 def former_lease_ends() -> list[Patch]:
     """A sidecar that starts again lets the lease before it end, though a full store grants none."""
     return [patch.object(FormerLease, "after_refusal", lambda *_: None)]
@@ -208,7 +207,7 @@ def set_undone_by_the_next_pod() -> list[Patch]:
     return [patch("rdzv.members.registration.adopted", adopted)]
 
 
-@plant("restores-and-drains", 40, first=10)
+@plant("restores-and-drains", 40, first=19)
 def masters_forgotten() -> list[Patch]:
     """A sidecar that starts does not know its ranks' world where the store has lost its address."""
 
@@ -232,7 +231,7 @@ def restored_name_fences() -> list[Patch]:
     return [patch("rdzv.members.registrar.plan", plan)]
 
 
-@plant("failing-pods", 8)
+@plant("failing-pods", 8, first=5)
 def one_alone_left_out() -> list[Patch]:
     """Where a world without a member fails, too, nothing else is tried: all begins again."""
 
@@ -244,13 +243,6 @@ def one_alone_left_out() -> list[Patch]:
         return decision
 
     return [patch("launcher_shim.c10d.quarantining.after_death", alone)]
-
-
-@plant("failing-pods", 8)
-def sound_pods_wait() -> list[Patch]:
-    """A job whose worlds fail before a step waits, though pods that have not failed can train."""
-    name = "launcher_shim.c10d.rounds.decision._can_do_without"
-    return [patch(name, lambda snapshot, *_: False)]
 
 
 @plant("drains", 60)
@@ -300,7 +292,7 @@ def places_by_age() -> list[Patch]:
     return [patch("launcher_shim.c10d.rounds.inputs.run_membership", members)]
 
 
-@plant("rounds", 100, first=54)
+@plant("rounds", 100, first=71)
 def round_completed_twice() -> list[Patch]:
     """A decision about the round does not compare what it rests on."""
 
@@ -338,27 +330,53 @@ def lost_rounds_entered() -> list[Patch]:
     ]
 
 
-@plant("unseen-drains", 40)
+@plant("unseen-drains", 4)
 def leavers_excused() -> list[Patch]:
-    """Nobody waits for who leaves the job to leave a lost world, and it is not told to."""
+    """Nobody waits for who leaves the job to leave a lost world."""
+    real = launcher_shim.c10d.rounds.decision._over
 
-    real = launcher_shim.c10d.rounds.decision.decide
+    def over(now: float, snapshot: Any, *others: Any) -> Any:
+        leaving = snapshot.membership.leaving
+        excused = replace(snapshot, membership=replace(snapshot.membership, granted=leaving))
+        found, usual = real(now, excused, *others), real(now, snapshot, *others)
+        opens = found.round is not None and found.round.number > snapshot.round.number
+        return found if opens else usual
 
-    def decide(now: float, snapshot: Any, *others: Any) -> Any:
-        if stand(now, snapshot, *others[:2]).lost:
-            leaving = snapshot.membership.leaving
-            snapshot = replace(snapshot, membership=replace(snapshot.membership, granted=leaving))
-        return real(now, snapshot, *others)
+    return [patch("launcher_shim.c10d.rounds.decision._over", over)]
 
-    def shown(snapshot: Any, policy: Any, node: Any, **known: Any) -> Any:
-        made = launcher_shim.c10d.rounds.views.view(snapshot, policy, node, **known)
+
+def _shown(change: Callable[[View, Any, Node], View]) -> list[Patch]:
+    """Show each agent something else: ``change`` gets its view, the snapshot, and its node."""
+    real = launcher_shim.c10d.rounds.views.view
+
+    def shown(snapshot: Any, policy: Any, node: Node, **known: Any) -> View:
+        return change(real(snapshot, policy, node, **known), snapshot, node)
+
+    return [patch("launcher_shim.c10d.rounds.rendezvous.view", shown)]
+
+
+@plant("unseen-drains", 4)
+def leavers_not_told() -> list[Patch]:
+    """Who leaves the job is not told that its world is lost."""
+
+    def change(made: View, snapshot: Any, node: Node) -> View:
         leaves = node.member in snapshot.membership.leaving
         return replace(made, phantom=made.phantom and not leaves)
 
-    return [
-        patch("launcher_shim.c10d.rounds.decision.decide", decide),
-        patch("launcher_shim.c10d.rounds.rendezvous.view", shown),
-    ]
+    return _shown(change)
+
+
+@plant("rounds", 3, first=25)
+def worlds_without_the_gone() -> list[Patch]:
+    """A world is shown without the nodes that have left it."""
+
+    def change(made: View, snapshot: Any, node: Node) -> View:
+        nodes = snapshot.nodes
+        here = {name for name, one in nodes.items() if one.state != "left"} | {node.member}
+        frozen = tuple(seat for seat in made.round.frozen if seat.member in here)
+        return replace(made, round=replace(made.round, frozen=frozen))
+
+    return _shown(change)
 
 
 @plant("failures", 20)
@@ -473,7 +491,7 @@ def refused_worlds_train_on() -> list[Patch]:
     return [patch("rdzv.drain.gate._wanted", wanted)]
 
 
-@plant("drains", 50)
+@plant("drains", 50, first=6)
 def stale_gate() -> list[Patch]:
     """A rank looks at the gate that it read at the boundary before."""
     original = Rank._gate
@@ -701,7 +719,10 @@ PLANTS |= {
     "new-pods-wait": _as("none-starts", 40, {f"{_C10D}.rounds.decision._is_new": lambda _: False}),
     # After failed starts the next world waits, though others could train.
     "waits-though-others-can-train": _as(
-        "fails-while-loading", 15, {f"{_C10D}.rounds.decision._can_do_without": lambda *_: False}
+        "fails-while-loading",
+        15,
+        {f"{_C10D}.rounds.decision._can_do_without": lambda *_: False},
+        first=5,
     ),
     # The death of a torchrun counts, whatever its ranks have made.
     "progress-not-looked-at": _as(
@@ -753,7 +774,7 @@ PLANTS |= {
             f"{_C10D}.rounds.observations._return_until": lambda *_, **__: -math.inf,
             f"{_C10D}.endpoint.RoundPolicy": _hasty_policy,
         },
-        first=5,
+        first=12,
     ),
     # The first world of a later life forms at once, whoever has trained in that life before.
     "lost-worlds-not-awaited": _as(
@@ -797,7 +818,7 @@ PLANTS |= {
     ),
     # A rank begins its first step though the others of its round are held.
     "late-ranks-begin": _as(
-        "slow-starts", 10, {"muster.boundary.begin": lambda rank, _: ("go", rank)}, first=45
+        "slow-starts", 10, {"muster.boundary.begin": lambda rank, _: ("go", rank)}, first=48
     ),
     # What is written of drains compares no registration.
     "drains-not-fenced": _as(
@@ -815,7 +836,7 @@ PLANTS |= {
     ),
     # Whoever drains is let go below min.
     "min-not-compared": _as(
-        "drains", 40, {"rdzv.drain.decision.is_enough": lambda *_: True}, first=3
+        "drains", 40, {"rdzv.drain.decision.is_enough": lambda *_: True}, first=6
     ),
     # What a restored store has lost of a rank's saves is handed to it again.
     "lost-saves-of-shards-unseen": _as(
@@ -826,7 +847,9 @@ PLANTS |= {
         "shards-restored", 25, {"rdzv.drain.inputs.DrainingSnapshot.is_known": lambda *_: True}
     ),
     # Ranks wait for a store that takes no writes, for as long as it takes none.
-    "gate-never-cut": _as("refused-saves", 7, {"agent.drain.gate_writer.CUT_S": math.inf}, first=8),
+    "gate-never-cut": _as(
+        "refused-saves", 7, {"agent.drain.gate_writer.CUT_S": math.inf}, first=13
+    ),
     # A world trains on though its job is paused.
     "pause-ignored": _as(
         "bounds", 40, {f"{_C10D}.rounds.own_node.reform": _never("pause")}, first=18
@@ -922,7 +945,7 @@ def _of_worlds(name: str) -> list[Patch]:
 
 _mutations(
     {
-        "number-tried-again": range(10),
+        "number-tried-again": range(3, 10),
         "formed-before-the-state": range(12),
         "step-before-all-have-formed": range(12),
         "state-of-the-rank-behind": range(19, 20),

@@ -66,6 +66,17 @@ def test_a_world_that_the_store_has_lost_is_marked_when_it_is_written_again() ->
     assert run.round.restored
 
 
+def test_a_store_that_is_restored_twice_counts_from_the_second_time() -> None:
+    run = MirroredRun(RUN)
+    run.went_back(9, [])
+    run.apply(put(RUN.round, WORLD.to_json(), 9))
+    run.went_back(4, [])
+    run.apply(put(RUN.round, Round(2).to_json(), 2))
+    assert run.round.restored_at == 4
+    assert run.went_back(3, [])
+    assert run.round.restored_at == 3
+
+
 def test_i11_that_a_world_must_form_again_outlives_a_restore_to_before_it_was_written() -> None:
     run, ended = MirroredRun(RUN), replace(WORLD, ends="it has lost b")
     assert not run.went_back(9, [])

@@ -76,12 +76,6 @@ def votes_for_the_highest_boundary(here: Here, **store: Any) -> Move:
     return gate.local(replace(here, ranks=ranks), **store)
 
 
-def never_no(here: Here, **store: Any) -> Move:
-    """Who takes no part does not vote."""
-    move = gate.local(here, **store)
-    return Move() if move.vote is not None and move.vote.vote is None else move
-
-
 def refused_ranks_go_on(here: Here, **store: Any) -> Move:
     """The gate is open while a leave is granted without a save."""
     commit = store["commit"]
