@@ -7,8 +7,6 @@ from functools import partial
 
 import pytest
 
-import agent.parts
-from rdzv.drain.inputs import DrainPolicy
 from rdzv.drain.transactions import cancel
 from rdzv.store.memory.client import MemoryStore
 from tests.support.sidecars.drains import Job, job
@@ -62,18 +60,6 @@ async def test_a_newcomer_waits_for_the_next_loop_and_costs_no_step() -> None:
         one.evaluated.set()
         await one.until(lambda: one.commit.admitted)
         assert one.done == [(0, STEPS + 1)]
-
-
-async def test_a_newcomer_waits_no_longer_than_its_patience(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(agent.parts, "DrainPolicy", partial(DrainPolicy, save_s=1.0))
-    async with job("abc") as one:
-        await evaluating(one, "ab")
-        await one.ask("c")
-        await one.until(lambda: one.commit.refused)
-        assert "did not come back" in one.commit.reason
-        assert one.done == []
 
 
 async def test_a_cancelled_drain_leaves_the_next_one_its_save() -> None:

@@ -250,6 +250,7 @@ def test_a_join_waits_so_long_for_ranks_that_are_away_from_their_loop() -> None:
     assert decided(joining).wake_at_s == NOW + POLICY.save_s
     over = becomes(joining, seen(NOW - POLICY.save_s))
     assert (over.phase, over.refused, over.joins) == ("void", True, True)
+    assert "did not come back" in over.reason
 
 
 def test_a_hold_ends_after_its_time_and_the_pause_doubles() -> None:
