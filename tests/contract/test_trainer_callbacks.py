@@ -57,7 +57,10 @@ class Training:
             STEP_LOOP_DIR=str(self._log),
             STEP_LOOP_NODE="a",
             STEP_LOOP_STOP="/nonexistent",
-            **{"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
+            RANK="0",
+            WORLD_SIZE="1",
+            LOCAL_RANK="0",
+            LOCAL_WORLD_SIZE="1",
         )
 
     @property

@@ -746,19 +746,17 @@ def test_a_rank_that_waits_ends_by_a_signal(
     pod: PodGate, start: Start, begun: bool, gates: list[Gate], number: signal.Signals,
     handler: list[str],
 ) -> None:  # fmt: skip
+    if not begun:
+        pod.show(gates[0])
+    process = start(SCRIPT, *(["waits"] * begun), *handler)
     if begun:
-        process = start(SCRIPT, "waits", *handler)
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.readline() == "entered\n"
-    pod.show(gates[0])
-    if begun:
+        pod.show(gates[0])
         process.stdin.write("\n")
         process.stdin.flush()
-        pod.until(lambda told: told.held or told.acked)
-    else:
-        process = start(SCRIPT, *handler)
-        pod.until(lambda told: told.drain)
+    pod.until(lambda told: told.held or told.acked if begun else told.drain)
     for gate in gates[1:]:
         pod.show(gate)
 

@@ -26,6 +26,7 @@ from agent.rundir.reports import is_gone, read_line, read_lines, read_ranks
 from launcher_shim.rundir.rank_reports import is_whole
 from muster.progress import BLOCK_BYTES, LOOK_LINES, ProgressFile
 from rdzv.records.progress import RankProgress
+from tests.support.sidecars.pod_gate import forget_sidecar
 
 ROOT = str(Path(muster.__file__).parents[1])
 RANK = {"TORCHELASTIC_RUN_ID": "job", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "40123"}
@@ -301,7 +302,7 @@ def test_a_directory_that_cannot_be_written_is_said_once_and_stops_nothing(
 ) -> None:
     (tmp_path / "progress").write_text("a file where the directory should be")
     monkeypatch.setenv("MUSTER_RUN_DIR", str(tmp_path))
-    monkeypatch.setattr(muster.progress, "_looked", False)
+    forget_sidecar(monkeypatch)
     for step in range(3):
         muster.report_step(step)
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
