@@ -59,7 +59,6 @@ class Training:
             STEP_LOOP_STOP="/nonexistent",
             RANK="0",
             WORLD_SIZE="1",
-            LOCAL_RANK="0",
             LOCAL_WORLD_SIZE="1",
         )
 
