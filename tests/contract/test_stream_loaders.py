@@ -201,7 +201,6 @@ from torch.utils.data import DataLoader
 import muster
 from tests.support.training.pods import ROOT
 from tests.support.training.streamed import Streamed
-from tests.support.training.worker import forks
 
 def load_dataset(kind, **given):
     assert given.pop("streaming")

@@ -164,10 +164,6 @@ def told(directory: Path, local_rank: int = 0) -> dict[str, object]:
     return record
 
 
-def rank_started() -> int:
-    return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-
-
 def test_the_first_step_is_told_at_once_with_who_it_is(tmp_path: Path) -> None:
     environ = {
         "LOCAL_RANK": "1",
@@ -186,7 +182,7 @@ def test_the_first_step_is_told_at_once_with_who_it_is(tmp_path: Path) -> None:
     assert record == {
         "schema": 1,
         "pid": os.getpid(),
-        "started": rank_started(),
+        "started": started(os.getpid()),
         "restart": 2,
         "rank": 5,
         "local_rank": 1,
@@ -282,8 +278,7 @@ def test_a_process_that_is_gone_is_told_by_number_and_start(tmp_path: Path) -> N
     assert is_gone(replace(line, started=line.started + 1))
     with subprocess.Popen(["/bin/true"]) as ended:
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # a zombie until the block ends
-        stat_ = Path(f"/proc/{ended.pid}/stat").read_text().rpartition(")")[2].split()
-        zombie = replace(line, pid=ended.pid, started=int(stat_[19]))
+        zombie = replace(line, pid=ended.pid, started=started(ended.pid))
         assert is_gone(zombie)
     assert is_gone(zombie)
 
