@@ -199,7 +199,6 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 import muster
-from tests.support.training.pods import ROOT
 from tests.support.training.streamed import Streamed
 
 def load_dataset(kind, **given):
