@@ -99,41 +99,6 @@ async def test_a_leaver_that_must_wait_until_its_deadline_keeps_nobody_busy(
         await one.until(lambda: one.snapshot.drains["uid-b"].outcome == "committed")
 
 
-async def test_what_is_due_waits_for_the_registration(looks: Looks) -> None:
-    async with job("ab") as one:
-        for pod in one.pods.values():
-            pod.registrar.registered.clear()
-        drain = Drain("uid-b", "b", "by hand", "operator", 60, 5)
-        await one.put(Put(HERE.drain("uid-b"), drain.to_json()))
-        assert 0 < await looks.during(1) < 20
-        assert one.snapshot.drains["uid-b"].outcome == ""
-        for pod in one.pods.values():
-            pod.registrar.registered.set()
-        await one.until(lambda: one.snapshot.drains["uid-b"].outcome == "uncommitted")
-
-
-async def test_a_writer_that_always_loses_pauses() -> None:
-    async with job("ab", trains="ab") as one:
-        sent = 0
-
-        def count(moment: object, operations: object) -> None:
-            nonlocal sent
-            sent += 1
-
-        loser = one.pods["b"]
-        assert loser.registrar._lease is not None
-        loser.registrar._lease.id = 7
-        loser.cable.on_txn = count
-        drain = Drain("uid-b", "b", "by hand", "operator", 60, 5)
-        began = one.clock()
-        await one.put(Put(HERE.drain("uid-b"), drain.to_json()))
-        await one.until(one.phase_is("hold"))
-        # Ten transactions, each of them counted on its way there and back.
-        await loser.soon(lambda: sent >= 20)
-        assert one.clock() - began > 1
-        assert {commit.phase for commit in one.commits} <= {"hold", "void"}
-
-
 async def test_a_full_disk_keeps_nobody_busy_and_is_tried_again(looks: Looks) -> None:
     async with job("ab", below_min="commit", trains="ab", loop=OF_0_1) as one:
         one.pods["a"].disk_full = True

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -15,7 +16,7 @@ from agent.rundir.files import RunDir
 from rdzv.drain.transactions import cancel, first_write
 from rdzv.reconcile import Kernel
 from rdzv.records.drain import Commit, Drain
-from rdzv.store import Put
+from rdzv.store import Compare, Operation, Put
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import KEYS, client
@@ -26,48 +27,41 @@ pytestmark = pytest.mark.virtual
 HERE = KEYS.in_generation(1)
 
 
-@pytest.mark.parametrize("commits", [0, 1], ids=["before any commit", "in a hold"])
-async def test_a_write_that_lands_after_the_cancellation_drains_nobody(
-    tmp_path: Path, commits: int
+@pytest.mark.parametrize("how", ["cancelled", "cancelled in a hold", "outlived"])
+async def test_a_write_that_lands_after_the_drain_is_over_drains_nobody(
+    tmp_path: Path, how: str
 ) -> None:
+    now_s = 0.0
     async with client(MemoryEngine(now)) as one, member_of(one, lease_ttl_s=LONG_TTL_S) as member:
+
+        async def written(compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
+            result = await one.store.txn(compares, operations)
+            await one.mirror.reached(result.revision)
+            return result.succeeded
+
         kernel = Kernel(one, member.fence, member.registered.wait, now, Random(1))
-        run_dir = RunDir(str(tmp_path))
-        own = OwnDrain(kernel, run_dir, member.identity, grace_s=30.0, boot_s=now)
-        own.notify(Notice("control", "test", 20.0))
+        own = OwnDrain(
+            *(kernel, RunDir(str(tmp_path)), member.identity), grace_s=30.0, boot_s=lambda: now_s
+        )
+        own.notify(Notice("prestop" if how == "outlived" else "control", "test", 20.0))
         sent = own._writes(one.membership.snapshot(), None)
         assert sent is not None
-        assert (await one.store.txn(*sent)).succeeded
-        holds = [Put(HERE.commit, Commit(1, phase="hold").to_json())] * commits
-        held = await one.store.txn([], holds)
-        await one.mirror.reached(held.revision)
-        cancelled = cancel(KEYS, one.membership.snapshot(), member.identity.pod_uid)
-        assert not isinstance(cancelled, str)
-        assert (await one.store.txn(*cancelled)).succeeded
-        assert not (await one.store.txn(*sent)).succeeded
-
-
-async def test_a_write_that_lands_after_the_pod_has_outlived_its_drain_drains_nobody(
-    tmp_path: Path,
-) -> None:
-    async with client(MemoryEngine(now)) as one, member_of(one, lease_ttl_s=LONG_TTL_S) as member:
-        kernel = Kernel(one, member.fence, member.registered.wait, now, Random(1))
-        now_s = 0.0
-        run_dir = RunDir(str(tmp_path))
-        own = OwnDrain(kernel, run_dir, member.identity, grace_s=30.0, boot_s=lambda: now_s)
-        own.notify(Notice("prestop", "test", 20.0))
-        sent = own._writes(one.membership.snapshot(), None)
-        assert sent is not None
-        assert (await one.store.txn(*sent)).succeeded
-        drain = Drain(member.identity.pod_uid, "w-0", "test", "prestop", 20.0)
-        ended = Put(HERE.drain(drain.pod_uid), replace(drain, outcome="expired").to_json())
-        await one.mirror.reached((await one.store.txn([], [ended])).revision)
-        now_s = 100.0
-        snapshot = one.membership.snapshot()
-        cancelled = own._writes(snapshot, snapshot.drains[drain.pod_uid])
-        assert cancelled is not None
-        assert (await one.store.txn(*cancelled)).succeeded
-        assert not (await one.store.txn(*sent)).succeeded
+        assert await written(*sent)
+        (drain,) = one.membership.snapshot().drains.values()
+        if how == "outlived":
+            now_s = 100.0
+            expired = replace(drain, outcome="expired")
+            await written([], [Put(HERE.drain(drain.pod_uid), expired.to_json())])
+            snapshot = one.membership.snapshot()
+            over = own._writes(snapshot, snapshot.drains[drain.pod_uid])
+        else:
+            if how == "cancelled in a hold":
+                await written([], [Put(HERE.commit, Commit(1, phase="hold").to_json())])
+            cancelled = cancel(KEYS, one.membership.snapshot(), drain.pod_uid)
+            over = None if isinstance(cancelled, str) else cancelled
+        assert over is not None
+        assert await written(*over)
+        assert not await written(*sent)
 
 
 async def test_drains_at_once_do_not_make_each_other_s_first_writes_fail(tmp_path: Path) -> None:

@@ -76,10 +76,3 @@ async def test_a_save_that_no_drain_has_time_for_is_told_at_the_first_one() -> N
         assert first.why == reports(one)[first.member].too_slow
         assert "in a drain (grace 30 s - 5 s reserve)" in first.why
         assert not one.snapshot.drains
-
-
-async def test_a_save_that_fits_is_told_by_nobody() -> None:
-    async with job("ab", trains="ab", loop=Loop(saves_every=20, save_s=5.0)) as one:
-        await one.until(lambda: last_step(one) >= 60)
-        assert not slow_saves(one)
-        assert not any(told.too_slow for told in reports(one).values())

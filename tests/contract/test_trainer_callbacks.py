@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -21,7 +21,7 @@ from muster.resuming import mark, marked, world_tag
 from rdzv.drain.gate import Gate
 from rdzv.records.drain import LastCommit
 from tests.support.sidecars.pod_gate import PodGate
-from tests.support.training.worker import SCRIPTS, START_S, worker
+from tests.support.training.worker import SCRIPTS, START_S, Worker, worker
 from tests.support.training.worlds import Worlds
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
@@ -44,7 +44,9 @@ class Training:
         self.pod = PodGate(tmp_path / "pod", MASTER)
         self.pod.show(IDLE)
 
-    def __call__(self, master: str = MASTER, *, every: int = 10**6, steps: int = 0) -> Any:
+    def __call__(
+        self, master: str = MASTER, *, every: int = 10**6, steps: int = 0
+    ) -> AbstractContextManager[Worker]:
         """Start it; it saves by itself ``every`` so many steps, and ends after ``steps``."""
         return worker(
             *self._words,
@@ -57,16 +59,18 @@ class Training:
             STEP_LOOP_DIR=str(self._log),
             STEP_LOOP_NODE="a",
             STEP_LOOP_STOP="/nonexistent",
-            **{"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
+            RANK="0",
+            WORLD_SIZE="1",
+            LOCAL_WORLD_SIZE="1",
         )
 
     @property
     def made(self) -> list[int]:
         """The steps that were made, of all processes."""
-        lines = [one for log in self._log.iterdir() for one in log.read_text().splitlines()]
-        return [
-            int(line.split()[1]) for line in sorted(lines, key=lambda one: float(one.split()[0]))
+        lines = [
+            line.split() for log in self._log.iterdir() for line in log.read_text().splitlines()
         ]
+        return [int(step) for _, step, *_ in sorted(lines, key=lambda line: float(line[0]))]
 
 
 @pytest.mark.parametrize(

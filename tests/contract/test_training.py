@@ -318,8 +318,9 @@ def test_a_checkpoint_that_a_kill_leaves_half_removed_is_not_whole(
     def interrupted(path: str) -> None:
         raise OSError(5, "Input/output error", path)
 
-    monkeypatch.setattr("muster.checkpoints.shutil.rmtree", interrupted)
-    Life(tmp_path, save_every=1, keep=2).train()
+    with monkeypatch.context() as killed:
+        killed.setattr("muster.checkpoints.shutil.rmtree", interrupted)
+        Life(tmp_path, save_every=1, keep=2).train()
     assert saved(tmp_path) == [4, 5]
     assert "cannot remove the old checkpoint" in caplog.text
     # The newest of those that are left is passed over if it is not whole.

@@ -672,10 +672,17 @@ def in_a_child(does):
 def fail():
     raise ArithmeticError("in a child")
 
+def save(drain):
+    try:
+        drain.committed(2)
+    except RuntimeError as error:
+        print(error, flush=True)
+
 with muster.drain() as drain:
     assert drain.commit_due(2)
     in_a_child(lambda: None)
     in_a_child(lambda: muster.report_step(9))
+    in_a_child(lambda: save(drain))
     in_a_child(fail)
     print("asked", flush=True)
     sys.stdin.readline()
@@ -687,7 +694,11 @@ def test_a_forked_child_does_not_speak_for_its_rank(pod: PodGate, start: Start) 
     pod.show(replace(COMMIT, step=2))
     process = start(FORKS)
     assert process.stdout is not None
-    assert process.stdout.readline() == "asked\n"
+    assert [process.stdout.readline() for _ in range(2)] == [
+        "drain.committed(2) in a process that was forked from the rank: call it in the rank's"
+        " own\n",
+        "asked\n",
+    ]
     told = pod.told()
     assert (told.pid, told.step, told.drain, told.failed) == (process.pid, 2, True, None)
     assert process.stdin is not None
@@ -735,19 +746,17 @@ def test_a_rank_that_waits_ends_by_a_signal(
     pod: PodGate, start: Start, begun: bool, gates: list[Gate], number: signal.Signals,
     handler: list[str],
 ) -> None:  # fmt: skip
+    if not begun:
+        pod.show(gates[0])
+    process = start(SCRIPT, *(["waits"] * begun), *handler)
     if begun:
-        process = start(SCRIPT, "waits", *handler)
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.readline() == "entered\n"
-    pod.show(gates[0])
-    if begun:
+        pod.show(gates[0])
         process.stdin.write("\n")
         process.stdin.flush()
-        pod.until(lambda told: told.held or told.acked)
-    else:
-        process = start(SCRIPT, *handler)
-        pod.until(lambda told: told.drain)
+    pod.until(lambda told: told.held or told.acked if begun else told.drain)
     for gate in gates[1:]:
         pod.show(gate)
 

@@ -26,6 +26,7 @@ from agent.rundir.reports import is_gone, read_line, read_lines, read_ranks
 from launcher_shim.rundir.rank_reports import is_whole
 from muster.progress import BLOCK_BYTES, LOOK_LINES, ProgressFile
 from rdzv.records.progress import RankProgress
+from tests.support.sidecars.pod_gate import forget_sidecar
 
 ROOT = str(Path(muster.__file__).parents[1])
 RANK = {"TORCHELASTIC_RUN_ID": "job", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "40123"}
@@ -163,10 +164,6 @@ def told(directory: Path, local_rank: int = 0) -> dict[str, object]:
     return record
 
 
-def rank_started() -> int:
-    return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-
-
 def test_the_first_step_is_told_at_once_with_who_it_is(tmp_path: Path) -> None:
     environ = {
         "LOCAL_RANK": "1",
@@ -185,7 +182,7 @@ def test_the_first_step_is_told_at_once_with_who_it_is(tmp_path: Path) -> None:
     assert record == {
         "schema": 1,
         "pid": os.getpid(),
-        "started": rank_started(),
+        "started": started(os.getpid()),
         "restart": 2,
         "rank": 5,
         "local_rank": 1,
@@ -281,8 +278,7 @@ def test_a_process_that_is_gone_is_told_by_number_and_start(tmp_path: Path) -> N
     assert is_gone(replace(line, started=line.started + 1))
     with subprocess.Popen(["/bin/true"]) as ended:
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # a zombie until the block ends
-        stat_ = Path(f"/proc/{ended.pid}/stat").read_text().rpartition(")")[2].split()
-        zombie = replace(line, pid=ended.pid, started=int(stat_[19]))
+        zombie = replace(line, pid=ended.pid, started=started(ended.pid))
         assert is_gone(zombie)
     assert is_gone(zombie)
 
@@ -301,7 +297,7 @@ def test_a_directory_that_cannot_be_written_is_said_once_and_stops_nothing(
 ) -> None:
     (tmp_path / "progress").write_text("a file where the directory should be")
     monkeypatch.setenv("MUSTER_RUN_DIR", str(tmp_path))
-    monkeypatch.setattr(muster.progress, "_looked", False)
+    forget_sidecar(monkeypatch)
     for step in range(3):
         muster.report_step(step)
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [

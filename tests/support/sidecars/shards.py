@@ -92,9 +92,7 @@ async def pods(
 class Rank:
     """One rank of a world that names itself."""
 
-    def __init__(
-        self, pod: Pod, order: ShardOrder, world: str, ranks: int, start: int, local_rank: int = 0
-    ) -> None:
+    def __init__(self, pod: Pod, order: ShardOrder, world: str, ranks: int, start: int) -> None:
         self.log = ShardLog(order)
         self.trained: list[tuple[int, int]] = []
         self.pod = pod
@@ -103,7 +101,7 @@ class Rank:
             "name": "train",
             "world": world,
             "ranks": ranks,
-            "local_rank": local_rank,
+            "local_rank": 0,
             "start": start,
             **order._asdict(),
         }

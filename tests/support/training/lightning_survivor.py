@@ -72,7 +72,6 @@ def digest(trainer: Trainer) -> str:
 def train(case: Case) -> None:
     """Train until the goal; end the process."""
     entered(case)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", OMP_NUM_THREADS="1")
     os.environ.update(LOCAL_WORLD_SIZE="1", TORCHELASTIC_RUN_ID="drill")
     log = Log(case)
     rows = torch.randn(ROWS, 4, generator=torch.Generator().manual_seed(7))

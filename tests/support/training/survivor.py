@@ -47,11 +47,10 @@ class Case:
     norm: bool = False
     fed: bool = False
     planted: str = ""
-    local_rank: int = 0
 
     @property
     def run_dir(self) -> Path:
-        return self.folder / self.name.partition(".")[0]
+        return self.folder / self.name
 
 
 class Model:
@@ -162,8 +161,9 @@ def entered(case: Case) -> None:
     errors = os.open(case.folder / f"{case.name}.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(errors, 2)
     os.environ.update(
-        MUSTER_RUN_DIR=str(case.run_dir), RANK="0", WORLD_SIZE="1", LOCAL_RANK=str(case.local_rank)
-    )
+        MUSTER_RUN_DIR=str(case.run_dir), RANK="0", WORLD_SIZE="1", LOCAL_RANK="0",
+        MASTER_ADDR="127.0.0.1", MASTER_PORT="0", OMP_NUM_THREADS="1",
+    )  # fmt: skip
     torch.set_num_threads(1)
 
 

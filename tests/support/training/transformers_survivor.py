@@ -57,7 +57,6 @@ class Log(TrainerLog, TrainerCallback):
 def train(case: Case) -> None:
     """Train until the goal; end the process."""
     entered(case)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", OMP_NUM_THREADS="1")
     log = Log(case, net := Net(case.dies_at))
     arguments = TrainingArguments(
         str(case.folder / "checkpoints"), max_steps=MAX_STEPS, per_device_train_batch_size=4,

@@ -95,6 +95,8 @@ def worker(
         "PATH": os.environ["PATH"],
         "HOME": str(run_dir),
         "MUSTER_RUN_DIR": str(run_dir),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
         **(round if master else {}),
         **environ,
     }
