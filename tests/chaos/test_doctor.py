@@ -186,19 +186,6 @@ async def filled(access: Access) -> None:
         await store.close()
 
 
-@pytest.mark.etcd
-def test_a_store_without_room_is_a_fault_and_says_so() -> None:
-    with EtcdCluster(1, arguments=SMALL) as cluster:
-        asyncio.run(filled(cluster.access()))
-        report = examined(*cluster.endpoints)
-    assert report.status == 1
-    assert "NOSPACE" in report.level("fault")["alarm"]
-    assert "quota of 16.8 MB" in report.level("fault")["size"]
-    assert "not possible to" in report.level("fault")["rights"]
-    assert "etcdctl alarm disarm" in report.remedies("fault")
-    assert report.level("ok")["compaction"].startswith("the history was compacted")
-
-
 def password_file(folder: Path, name: str, password: str) -> str:
     path = folder / name
     path.write_text(password)
@@ -253,7 +240,9 @@ def test_a_store_that_asks_for_a_user(tmp_path: Path) -> None:
 
 
 @pytest.mark.etcd
-def test_the_user_of_one_job_is_told_that_the_store_is_full(tmp_path: Path) -> None:
+def test_a_store_without_room_is_a_fault_and_says_so_to_the_user_of_a_job_too(
+    tmp_path: Path,
+) -> None:
     root = password_file(tmp_path, "root", "root-password")
     job = password_file(tmp_path, "job", "of-the-job")
     as_root = {"MUSTER_ETCD_USER": "root", "MUSTER_ETCD_PASSWORD_FILE": root}
@@ -268,8 +257,15 @@ def test_the_user_of_one_job_is_told_that_the_store_is_full(tmp_path: Path) -> N
         made = asyncio.run(muster("store-role", "digits", *words, **named, **as_root))
         assert made.status == 0, made.err
         asyncio.run(filled(cluster.access(user="root", password_file=root)))
+        report = examined(*cluster.endpoints, **as_root)
         state = asyncio.run(muster("status", "--json", **named, **as_job))
         plain = asyncio.run(muster("status", **named, **as_job))
+    assert report.status == 1
+    assert "NOSPACE" in report.level("fault")["alarm"]
+    assert "quota of 16.8 MB" in report.level("fault")["size"]
+    assert "not possible to" in report.level("fault")["rights"]
+    assert "etcdctl alarm disarm" in report.remedies("fault")
+    assert report.level("ok")["compaction"].startswith("the history was compacted")
     assert json.loads(state.out)["store_full"] is True
     assert json.loads(state.out)["store_authenticated"] is True
     assert "etcdctl alarm disarm" in plain.out

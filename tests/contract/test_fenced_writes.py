@@ -222,6 +222,7 @@ async def test_i5_a_wait_and_a_barrier_under_way_go_on_in_the_jobs_next_life(
             for client in (waits, comes, other):
                 await client.open_rendezvous(run_id)
         waits.send(wire.Wait((b"/k",)))
+        assert await waits.ask(wire.Add(b"/n", 1)) == 1
         comes.send(wire.Barrier(b"/b", 2))
 
         async def counted() -> bool:

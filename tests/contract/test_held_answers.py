@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
 
-from launcher_shim.c10d.agent import HELD_LOOK_S
+from launcher_shim.c10d.agent import HELD_LOOK_S, TorchAgent, connect
 from launcher_shim.c10d.rounds.views import HELD_MAX_S
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.clocks.virtual import now
-from tests.support.sidecars.runs import LISTED, Client, Pod, complete, until, world
+from tests.support.sidecars.runs import LISTED, Client, Pod, complete, pod, until, world
 from tests.support.store.cut import Cut
 
 pytestmark = pytest.mark.virtual
@@ -74,3 +74,32 @@ async def test_no_look_is_held_while_the_store_is_away() -> None:
         cut.cut()
         await until(lambda: not pods[0].mirror.healthy(now()))
         assert not clients[0].agent.is_held()
+
+
+# -- what happens between a look and the wait that follows it is not missed
+
+
+async def test_news_that_comes_before_the_task_that_waits_for_it_has_begun() -> None:
+    async with pod(MemoryEngine(now), "a") as one:
+        agent = connect(one.rendezvous)
+        await Client(agent).join()
+        news = one.rendezvous._news
+        waiting = asyncio.ensure_future(agent.news())
+        one.rendezvous._tell()
+        assert news.is_set()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert waiting.done()
+
+
+@pytest.mark.parametrize(
+    "comes", [TorchAgent.request_began, TorchAgent.closed], ids=["a request", "the end"]
+)
+async def test_what_comes_before_the_task_that_waits_for_it_has_begun(
+    comes: Callable[[TorchAgent], None],
+) -> None:
+    async with pod(MemoryEngine(now), "a") as one:
+        agent = connect(one.rendezvous)
+        waiting = asyncio.ensure_future(agent.stirs())
+        comes(agent)
+        await waiting

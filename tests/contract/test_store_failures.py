@@ -35,6 +35,10 @@ class Broken:
         for proxy in self.proxies:
             proxy.hold(up=up, down=down)
 
+    def cut(self) -> None:
+        for proxy in self.proxies:
+            proxy.cut()
+
     def mend(self) -> None:
         for proxy in self.proxies:
             proxy.mend()
@@ -60,21 +64,26 @@ async def closing(store: Store) -> AsyncIterator[Store]:
 
 
 class Fault(NamedTuple):
-    """What befalls a write, what it is told, and whether it is applied once all passes again."""
+    """How the lines are as calls are made, and what becomes of a write."""
 
     connected: bool
     up: bool
     down: bool
     told: type[StoreError]
     applied: bool | None
+    """Once all passes again; None where it may be on its way."""
+    ends: str = "their time"
+    """What ends the calls."""
 
 
 FAULTS = {
     "the request is lost": Fault(True, True, False, StoreAmbiguous, None),
     "the answer is lost": Fault(True, False, True, StoreAmbiguous, True),
     "no connection comes about": Fault(False, True, True, StoreUnavailable, False),
+    "the connection is cut": Fault(True, False, True, StoreAmbiguous, True, "cut"),
+    "the client is closed": Fault(True, True, True, StoreAmbiguous, None, "close"),
+    "it is closed as it connects": Fault(False, True, True, StoreUnavailable, False, "close"),
 }
-"""A request that is lost may be on its way."""
 
 
 over_a_network = pytest.mark.parametrize("backing", ["embedded", *real_etcd], indirect=True)
@@ -82,38 +91,43 @@ over_a_network = pytest.mark.parametrize("backing", ["embedded", *real_etcd], in
 
 @over_a_network
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-async def test_a_write_that_fails_says_whether_it_may_be_applied(
+async def test_a_call_that_fails_says_whether_it_may_be_applied(
     broken: Broken, fault: Fault
 ) -> None:
     if fault.connected:
         await broken.store.range(broken.key, timeout_s=CALL_S)
-    broken.hold(up=fault.up, down=fault.down)
-    create = [Compare(broken.key, "create", "=", 0)]
-    with pytest.raises(fault.told):
-        await broken.store.txn(create, [Put(broken.key, b"1")], timeout_s=2.0)
-    kvs = (await broken.fine.range(broken.key)).kvs
-    assert [kv.value for kv in kvs] == ([b"1"] if fault.applied else [])
-    broken.mend()
-    store = make_patient(broken.store)
-    settled = await store.txn(create, [Put(broken.key, b"2")], timeout_s=CALL_S)
-    assert fault.applied is None or settled.succeeded != fault.applied
-
-
-@over_a_network
-async def test_a_connection_cut_under_a_write_leaves_it_ambiguous(broken: Broken) -> None:
-    await broken.store.range(broken.key, timeout_s=CALL_S)
-    broken.hold(up=False)
-    # The cut is to make it ambiguous, and not the end of its time.
-    store = make_patient(broken.store)
     start = (await broken.fine.range(broken.key)).revision + 1
-    writing = asyncio.create_task(store.txn([], [Put(broken.key, b"1")], timeout_s=3600))
-    async with following(broken.fine, broken.key, start) as follower:
-        await follower.count(1)
-    for proxy in broken.proxies:
-        proxy.cut()
+    broken.hold(up=fault.up, down=fault.down)
+    timeout_s = 2.0
+    if fault.ends != "their time":
+        make_patient(broken.store)
+        timeout_s = 3600
+    create = [Compare(broken.key, "create", "=", 0)]
+    reading = asyncio.create_task(broken.store.range(broken.key, timeout_s=timeout_s))
+    writing = asyncio.create_task(
+        broken.store.txn(create, [Put(broken.key, b"1")], timeout_s=timeout_s)
+    )
     async with asyncio.timeout(CALL_S):
-        with pytest.raises(StoreAmbiguous):
+        if fault.applied:
+            async with following(broken.fine, broken.key, start) as follower:
+                await follower.count(1)
+        else:
+            await asyncio.sleep(0.2)
+        if fault.ends == "close":
+            await broken.store.close()
+        if fault.ends == "cut":
+            broken.cut()
+        with pytest.raises(fault.told):
             await writing
+        assert fault.applied or (await broken.fine.range(broken.key)).kvs == ()
+        if fault.ends != "cut":
+            with pytest.raises(StoreUnavailable):
+                await reading
+        broken.mend()
+        if fault.ends == "cut":
+            assert [kv.value for kv in (await reading).kvs] == [b"1"]
+        settled = await broken.fine.txn(create, [Put(broken.key, b"2")])
+    assert fault.applied is None or settled.succeeded != fault.applied
 
 
 @pytest.mark.parametrize("driver", DRIVERS.values())
@@ -141,8 +155,7 @@ async def test_a_watch_survives_cuts_and_holes(broken: Broken) -> None:
 
         await write(5)
         await follower.count(5)
-        for proxy in broken.proxies:
-            proxy.cut()
+        broken.cut()
         await write(5)
         broken.mend()
         await follower.count(10)
@@ -154,25 +167,6 @@ async def test_a_watch_survives_cuts_and_holes(broken: Broken) -> None:
         await write(5)
         await follower.count(20)
     assert [event.kv.mod_revision for event in follower.events] == written
-
-
-@over_a_network
-@pytest.mark.parametrize("connected", [True, False])
-async def test_close_ends_calls_that_wait(broken: Broken, connected: bool) -> None:
-    if connected:
-        await broken.store.range(broken.key, timeout_s=CALL_S)
-    broken.hold()
-    # They do not end by themselves.
-    store = make_patient(broken.store)
-    reading = asyncio.create_task(store.range(broken.key, timeout_s=3600))
-    writing = asyncio.create_task(store.txn([], [Put(broken.key, b"")], timeout_s=3600))
-    await asyncio.sleep(0.2)
-    async with asyncio.timeout(CALL_S):
-        await store.close()
-        with pytest.raises(StoreUnavailable):
-            await reading
-        with pytest.raises(StoreAmbiguous if connected else StoreUnavailable):
-            await writing
 
 
 @over_a_network

@@ -108,6 +108,7 @@ def outcome(act: Callable[[dict[str, Any]], object], of: dict[str, Any]) -> obje
         lambda of: of["Heir"](1) == of["Heir"](2),
         lambda of: hash(of["Empty"]()) == hash(()),
         lambda of: hash(of["Open"](7)) == hash((7,)),
+        lambda of: hash(of["Heir"](7)) == hash((7,)),
         lambda of: hash(of["Point"](7)),
         lambda of: copy.copy(marked(of["Heir"](1))).mark,
         lambda of: hash(of["Mutable"](7)),

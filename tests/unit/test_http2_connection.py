@@ -182,6 +182,19 @@ async def test_a_caller_that_goes_away_ends_its_call() -> None:
     assert connection._calls == {}
 
 
+@pytest.mark.parametrize("first", ["the caller goes", "the call ends"])
+async def test_a_caller_may_go_away_in_the_turn_in_which_its_call_ends(first: str) -> None:
+    connection = Played()
+    task = await calling(connection)
+    if first == "the caller goes":
+        task.cancel()
+    connection.connection_lost(ConnectionResetError("reset by peer"))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert connection._calls == {}
+
+
 # -- the server ends a stream, or the connection
 
 

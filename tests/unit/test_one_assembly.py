@@ -18,13 +18,11 @@ MADE_IN = {
         CLIENT,
         "controller/jobs.py",  # all jobs of a store at once
         "rdzv/membership.py",  # one read, shown as a membership: nothing follows the store
-        "tests/contract/test_slow_relist.py",
         "tests/contract/test_watching.py",
         "tests/unit/test_listing.py",
     },
     ("rdzv.job", "Watching"): {
         "controller/jobs.py",
-        "tests/contract/test_slow_relist.py",
         "tests/contract/test_watching.py",
     },
     ("rdzv.members.registrar", "Registrar"): {ASSEMBLY},

@@ -94,10 +94,6 @@ class Bench:
         await asyncio.sleep(LONG_S)
         assert self.loop.stored == self.loop.wanted + (now() >= self.loop.due_s)
 
-    async def write(self, value: int) -> None:
-        """Let another sidecar write the number."""
-        await self.client.store.txn([], [Put(KEY, str(value).encode())])
-
 
 @asynccontextmanager
 async def bench() -> AsyncIterator[Bench]:
