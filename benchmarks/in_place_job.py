@@ -138,7 +138,7 @@ class Job:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
-        took_s, seen_s = await self._after(kill, victim)
+        took_s, seen_s = await self._after(kill, victim, breaks=True)
         self.times.nodes.append(took_s)
         self.times.seen_nodes.append(seen_s)
         await victim.kill()
@@ -147,7 +147,9 @@ class Job:
         """Kill a worker, and wait until its torchrun has started another, which has joined."""
         self.nodes.remove(victim)
         pid = max(victim.made())
-        took_s, seen_s = await self._after(lambda: os.kill(pid, signal.SIGKILL), victim)
+        took_s, seen_s = await self._after(
+            lambda: os.kill(pid, signal.SIGKILL), victim, breaks=True
+        )
         self.times.workers.append(took_s)
         self.times.seen_workers.append(seen_s)
         before = {pid: steps[-1] for node in self.nodes for pid, steps in node.made().items()}
@@ -155,7 +157,9 @@ class Job:
         await self.until_steps()
         self.times.joins.append(max(_gap(steps) for steps in self._made(before)))
 
-    async def _after(self, strike: Callable[[], None], victim: Node) -> tuple[float, float]:
+    async def _after(
+        self, strike: Callable[[], None], victim: Node, *, breaks: bool = False
+    ) -> tuple[float, float]:
         """Return how long the survivors' next step took, and the record of the loss."""
         before = {pid: steps[-1] for node in self.nodes for pid, steps in node.made().items()}
         size = self._slots * len(self.nodes)
@@ -165,15 +169,16 @@ class Job:
         await self.until_steps()
         firsts = [
             next(one.at_s for one in steps if one.size == size and one.at_s > began_s)
-            for steps in self._made(before)
+            for steps in self._made(before, breaks=breaks)
         ]
         seen_s = self._losses.get(victim.name, began_s)
         return max(firsts) - began_s, seen_s - began_s
 
-    def _made(self, before: dict[int, Step]) -> list[list[Step]]:
+    def _made(self, before: dict[int, Step], *, breaks: bool = False) -> list[list[Step]]:
         """Return what the survivors have made since; raise if they have lost or repeated a step.
 
-        A step that a loss broke off on some ranks is whole on others: those give its state to all.
+        ``breaks``: a step may be broken off on some ranks and whole on others, which then give its
+        state to all.
         """
         now = {pid: steps for node in self.nodes for pid, steps in node.made().items()}
         self.times.restarted += len(before.keys() - now.keys())
@@ -183,7 +188,8 @@ class Job:
         ]
         made = {one.number for steps in found for one in steps}
         for one, after in chain.from_iterable(map(pairwise, found)):
-            if after.number <= one.number or not made.issuperset(range(one.number, after.number)):
+            skipped = set(range(one.number + 1, after.number))
+            if after.number <= one.number or not skipped <= (made if breaks else set()):
                 raise RuntimeError(f"a rank has lost or repeated a step: {one}, then {after}")
         return found
 

@@ -16,8 +16,8 @@ from typing import IO, Literal, TextIO
 
 import click
 
-from agent.telemetry.logs import printable
 from agent.verdict.states import Level
+from launcher_shim.pod.delivery import printable
 
 COLOURS: Mapping[Level, str] = {
     "fault": "red",

@@ -17,8 +17,6 @@ from rdzv.errors import ConfigError
 from rdzv.settings import Setting, field
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-
-
 T = TypeVar("T")
 
 

@@ -29,7 +29,13 @@ _DEFAULT_KEYS = "ca.crt,tls.crt,tls.key"
 _SIDECARS = settings_of(Config)
 OWN = ("first_call_s", "last_call_s", "on_cut", "stuck_after_s", "when_stuck", "warm")
 """The settings that one sidecar goes by, as its user gives them here; the others are the job's, or
-made from the object."""
+made from the object.
+
+``first_call_s``: longer, fewer worlds while pods come; shorter, the first trains sooner.
+``last_call_s``: longer, one that was there before is more often in a world; shorter, the others
+train sooner. ``on_cut``: ``hold`` trains no step that another world may train as well, and none for
+so long. ``stuck_after_s``: shorter, a rank that hangs is named sooner, and so is one that is slow.
+"""
 
 
 def _of_sidecar(name: str, why: str, otherwise: str | None = None) -> Any:

@@ -152,10 +152,7 @@ class SidecarContainer:
             "MUSTER_NAMESPACE": given.namespace,
             "MUSTER_OWNER": self.want.owner,
             **variables_of(self.want.policy),
-            **{
-                TABLE[name].variable: None if value is None else spelled(name, value)
-                for name, value in ((name, getattr(given, name)) for name in OWN)
-            },
+            **{TABLE[name].variable: _given(given, name) for name in OWN},
             "MUSTER_ETCD_ENDPOINTS": ",".join(given.etcd_endpoints or ()),
             "MUSTER_ROLE": "launcher" if self.role == "launcher" else None,
             # For a launcher those of its workers: the slots of its own pod are always 0.
@@ -250,6 +247,12 @@ def is_ours(variable: Mapping[str, Any]) -> bool:
     if "secretKeyRef" in (variable.get("valueFrom") or {}):
         return True
     return str(variable.get("value")).startswith(f"{SECRET_DIR}/")
+
+
+def _given(settings: object, name: str) -> str | None:
+    """Return the text of a setting that the user gives; None for the sidecar's own default."""
+    value = getattr(settings, name)
+    return None if value is None else spelled(name, value)
 
 
 def _from_secret(secret: str | None, key: str) -> dict[str, Any]:

@@ -21,11 +21,11 @@ from cryptography.exceptions import UnsupportedAlgorithm
 
 from console.doctor.cluster_findings import AskingPod, ChartPart, Cluster, Hook, Probe, findings_of
 from console.doctor.job import Finding
-from console.remote.pods import NOT_FOUND, listed
+from console.remote.pods import listed
 from controller.access.secret import is_ours
 from controller.cluster import paths
 from controller.cluster.access import ClusterAccess, access_of
-from controller.cluster.api import ClusterApi, Object
+from controller.cluster.api import NOT_FOUND, ClusterApi, Object
 from injection import sidecar
 from rdzv.errors import ClusterError, ClusterRefused, ClusterUnavailable, ConfigError
 

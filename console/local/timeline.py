@@ -121,6 +121,9 @@ class Worlds:
     """Every world of a run, in order.
 
     ``fault``: the reason why their steps do not count on from world to world; empty if they do.
+
+    A world differs from the next in the process of its rank 0, in its size, or in its number: with
+    a central launcher, and if it changes in place, that process goes on from one to the next.
     """
 
     def __init__(self) -> None:

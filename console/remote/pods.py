@@ -25,7 +25,7 @@ from console.whereabouts import ClusterOptions as ClusterOptions
 from console.whereabouts import defaults_of_file, with_cluster_options
 from controller.cluster import paths
 from controller.cluster.access import access_of
-from controller.cluster.api import ClusterApi, Object
+from controller.cluster.api import NOT_FOUND, ClusterApi, Object
 from controller.owner_kinds import Owner
 from controller.owners import pod_seen
 from injection import sidecar
@@ -34,7 +34,6 @@ from injection.settings import LABEL
 from rdzv.errors import ClusterRefused
 
 PAGE = 500
-NOT_FOUND = 404
 
 STEPS = re.compile(
     r"(?<!\S)--?(max|total|num|max[-_]train|num[-_]train|total[-_]train|train)[-_](steps|iters)"

@@ -24,7 +24,6 @@ from console.job.changing import requester
 from console.job.rows import UNREADABLE
 from console.options import read_option
 from console.remote.pods import (
-    NOT_FOUND,
     ClusterOptions,
     JobPod,
     pods_of,
@@ -47,7 +46,7 @@ from console.remote.sidecar import ask, last_object
 from console.styling import note
 from console.whereabouts import found_running
 from controller.cluster import paths
-from controller.cluster.api import ClusterApi
+from controller.cluster.api import CONFLICT, NOT_FOUND, ClusterApi
 from controller.cluster.executed import Ran, Wrote
 from launcher_shim.exit_status import EXIT_DONE
 from rdzv.errors import (
@@ -73,7 +72,6 @@ NUMBER = count_of(1, 100_000)
 ASK_TIMEOUT_S = 60.0
 """Timeout of a command in a sidecar that only reads or writes the store."""
 
-CONFLICT = 409
 WRITE_TRIES = 10
 """Attempts of a write by compare: an owner's status is written at any time, and each write counts.
 """

@@ -19,9 +19,9 @@ from typing import Any
 
 from console.job.changing import ASKED_BY, requester
 from console.job.rows import UNREADABLE, StatusObject
-from console.remote.pods import FORBIDDEN, NOT_FOUND, JobPod, forbidden
+from console.remote.pods import FORBIDDEN, JobPod, forbidden
 from console.styling import TERMINAL, columns_of, is_styled
-from controller.cluster.api import ClusterApi
+from controller.cluster.api import NOT_FOUND, ClusterApi
 from controller.cluster.executed import KEPT_MOST, Ran, Wrote
 from rdzv.errors import ClusterError, ClusterRefused, ClusterUnavailable
 

@@ -16,7 +16,6 @@ import click
 from console.help import Command
 from console.options import job_names, read_option
 from console.remote.pods import (
-    NOT_FOUND,
     ClusterOptions,
     JobPod,
     cluster,
@@ -28,7 +27,7 @@ from console.remote.sidecar import ask, harmless
 from console.styling import note
 from console.submit.manifest import MADE_BY, SUBMIT, WORKERS, state
 from controller.cluster import paths
-from controller.cluster.api import ClusterApi, Object
+from controller.cluster.api import NOT_FOUND, ClusterApi, Object
 from launcher_shim.exit_status import EXIT_DONE
 from launcher_shim.pod.launchers import CENTRAL
 from rdzv.errors import ClusterError, ClusterRefused, ClusterUnavailable, ConfigError, JobNotFound

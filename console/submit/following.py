@@ -15,9 +15,9 @@ from urllib.parse import quote
 
 from console.logs.following import JobLogs
 from console.logs.printing import Pages, PrintedLine
-from console.remote.pods import NOT_FOUND, why_it_waits
+from console.remote.pods import why_it_waits
 from controller.cluster import paths
-from controller.cluster.api import ClusterApi, Object
+from controller.cluster.api import NOT_FOUND, ClusterApi, Object
 from injection import sidecar
 from launcher_shim.exit_status import EXIT_DONE, EXIT_FAULT, EXIT_TERMINATED
 from rdzv.errors import ClusterError, ClusterRefused, ClusterUnavailable, JobNotFound

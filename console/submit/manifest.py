@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 from urllib.parse import quote
 
-from console.remote.pods import FORBIDDEN, NOT_FOUND
+from console.remote.pods import FORBIDDEN
 from console.submit.pod_template import CONTAINER
 from console.submit.submission import GRACE_S, Submission
 from controller.cluster import paths
-from controller.cluster.api import ClusterApi, Object
+from controller.cluster.api import NOT_FOUND, ClusterApi, Object
 from injection import sidecar, text_edits
 from injection.failure_policy import GRACE, NEVER, POLICY, RESTART, policy_for
 from injection.kinds import job_label
@@ -36,7 +36,6 @@ KEPT_S = 600
 
 TRIAL_TIMEOUT_S = 30.0
 """Timeout of a trial pod: webhooks may take some seconds each."""
-_TAKEN = 409
 _STRICT = "?fieldValidation=Strict"
 _TRIAL = "?dryRun=All"
 _KUBEFLOW = "/apis/kubeflow.org/v1"

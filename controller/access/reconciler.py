@@ -36,7 +36,7 @@ from controller.access.secret import (
 from controller.access.store_keeper import StoreEntry, StoreKeeper, StoreSecrets
 from controller.certificates import SPARE, ClientPair
 from controller.cluster import paths
-from controller.cluster.api import CONFLICT, GONE, ClusterApi, Object
+from controller.cluster.api import CONFLICT, NOT_FOUND, ClusterApi, Object
 from controller.cluster.events import Events, reference
 from controller.config import ControllerConfig
 from injection.settings import TABLE
@@ -111,7 +111,7 @@ class AccessExecutor:
             try:
                 await self._apply(job, action, held)
             except ClusterRefused as error:
-                if error.status not in (GONE, CONFLICT):
+                if error.status not in (NOT_FOUND, CONFLICT):
                     raise
                 continue  # another replica has written, to the same effect: read again
             log.info(
@@ -157,7 +157,7 @@ class AccessExecutor:
         try:
             held = await self._api.get(paths.core(job.namespace, paths.SECRETS, job.secret))
         except ClusterRefused as error:
-            if error.status != GONE:
+            if error.status != NOT_FOUND:
                 raise
             held = None
         grant = None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from controller.admission.uninjected import Key, UninjectedPod, UninjectedPods
 from controller.cluster import paths
-from controller.cluster.api import CONFLICT, GONE, ClusterApi
+from controller.cluster.api import CONFLICT, NOT_FOUND, ClusterApi
 from rdzv.errors import ClusterError, ClusterRefused
 from rdzv.pacing import Doubling
 from rdzv.reconcile import Loop, Outlook
@@ -129,7 +129,7 @@ class Evictor(Loop):
         try:
             await self._api.create(f"{paths.core(pod.namespace, 'pods', pod.name)}/eviction", body)
         except ClusterError as error:
-            if not (isinstance(error, ClusterRefused) and error.status in (GONE, CONFLICT)):
+            if not (isinstance(error, ClusterRefused) and error.status in (NOT_FOUND, CONFLICT)):
                 extra = {"event": "pod_not_evicted"}
                 log.warning("cannot evict pod %s of namespace %s: %s", *named, error, extra=extra)
             return False

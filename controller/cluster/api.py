@@ -37,7 +37,7 @@ QUIET_S = 60.0
 """Time without an event after which a watch is replaced: nothing else tells that its connection
 has died, if the API server's machine lost power, or a router forgot it."""
 
-GONE, CONFLICT, BUSY = 404, 409, 429
+NOT_FOUND, CONFLICT, BUSY = 404, 409, 429
 """Statuses of HTTP: there is no such object; it exists, or has another version; ask later."""
 JSON = "application/json"
 MERGE = "application/merge-patch+json"

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from controller.cluster import paths
-from controller.cluster.api import CONFLICT, GONE, ClusterApi
+from controller.cluster.api import CONFLICT, NOT_FOUND, ClusterApi
 from rdzv.errors import ClusterError, ClusterRefused
 from rdzv.reconcile import Loop, Outlook
 
@@ -195,7 +195,7 @@ class Events(Loop):
                 await self._api.merge(paths.core(namespace, "events", series.name), changing)
                 return
             except ClusterRefused as error:
-                if error.status != GONE:
+                if error.status != NOT_FOUND:
                     raise
         event = {
             "metadata": {"name": series.name, "namespace": namespace},

@@ -96,9 +96,7 @@ def test_horovods_cursor_goes_on_where_the_committed_state_was(
     assert "after 2 epochs" in logs
 
 
-@pytest.mark.long
 def test_the_test_for_a_users_own_ci_passes(tmp_path: Path) -> None:
-    """It runs ``torch_ddp.py``, as ``test_machines.py`` does every day."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     test = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "examples/test_drain.py"]
     ended = subprocess.run(

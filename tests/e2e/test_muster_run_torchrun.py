@@ -68,7 +68,7 @@ def test_each_worker_gets_a_sigterm_once_and_has_the_time_to_save(tmp_path: Path
 def test_i5_a_sidecar_that_is_killed_alone_costs_no_world_and_i11_a_killed_node_is_evicted(
     run_job: RunJob, embedded: list[str]
 ) -> None:
-    """Once its world has failed: no lease ends while the test lasts."""
+    """The node is evicted once its world has failed: no lease ends while the test lasts."""
     with run_job(embedded, least=2, most=3, lease_s=600.0, wrapped=True) as job:
         nodes = job.add(3)
         world = job.world_of(nodes)

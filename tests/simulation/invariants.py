@@ -19,7 +19,7 @@ from rdzv.mirror import spelled
 from rdzv.records.drain import Commit, Drain
 from rdzv.records.job import HistoryEntry, Incarnation, Member, change_between
 from rdzv.records.troubles import Failure
-from rdzv.snapshot import Snapshot
+from rdzv.snapshot import Listing, Snapshot, listing_of
 from rdzv.store import WatchEvent
 from rdzv.store.interface import Interval
 from rdzv.store.memory.client import MemoryStore
@@ -60,6 +60,8 @@ class Invariants:
         self._went: set[str] = set()
         self._ever_listed: set[str] = set()
         self._foreign: set[str] = set()
+        self._listing_of: Snapshot | None = None
+        self._listing: Listing
         self.splits = SplitInvariants(job, self.break_)
         self.rounds = RoundInvariants(job, self.truth, self.splits, self.break_)
         self.drains = DrainInvariants(job, self.rounds, self.break_)
@@ -74,6 +76,14 @@ class Invariants:
     def snapshot(self) -> Snapshot:
         """The store's word at this moment."""
         return self.membership.snapshot()
+
+    @property
+    def listing(self) -> Listing:
+        """The listing of that snapshot, made here: the product keeps its own."""
+        if self._listing_of is not self.snapshot:
+            self._listing_of = self.snapshot
+            self._listing = listing_of(self._listing_of)
+        return self._listing
 
     def break_(self, sentence: str) -> None:
         """Say that something does not hold; the simulation ends with this turn."""
@@ -225,7 +235,7 @@ class Invariants:
             self._went |= {before.members[name].pod_uid for name in gone}
 
     def _listed(self) -> set[str]:
-        return {member.pod_uid for member in self.membership.listing().listed}
+        return {member.pod_uid for member in self.listing.listed}
 
     # -- each turn
 

@@ -123,7 +123,7 @@ class Liveness:
         """UIDs of pods that worlds form without, each for no longer than until its next try."""
         truth, terms = self._truth(), self._job.shape.quarantine
         since_s, self._out_since_s = self._out_since_s, {}
-        for name in self._job.invariants.membership.listing().quarantined:
+        for name in self._job.invariants.listing.quarantined:
             key = truth.members[name].pod_uid, truth.quarantines[name].pauses
             self._out_since_s[key] = since_s.get(key, now)
         another_is_tried = any(one.pauses and not one.out for one in truth.quarantines.values())

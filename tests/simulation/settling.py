@@ -21,7 +21,7 @@ UNDISTURBED_S = 20.0
 def left_out(job: SimulatedJob, invariants: Invariants) -> Mapping[str, float]:
     """The pause of each member that worlds form without, in seconds."""
     terms, records = job.shape.quarantine, invariants.snapshot.quarantines
-    marked = invariants.membership.listing().quarantined
+    marked = invariants.listing.quarantined
     return {name: terms.pause_s(records[name].pauses) for name in marked}
 
 
@@ -62,7 +62,7 @@ def _end(job: SimulatedJob, invariants: Invariants) -> str | None:
 
 
 def _members(job: SimulatedJob, invariants: Invariants) -> str | None:
-    snapshot, listing = invariants.snapshot, invariants.membership.listing()
+    snapshot, listing = invariants.snapshot, invariants.listing
     kept_out = (snapshot.members[name] for name in listing.quarantined)
     known = {member.pod_uid for member in (*listing.listed, *listing.standby, *kept_out)}
     for pod in job.present():
