@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -89,16 +90,17 @@ async def etcd_members(count: int, arguments: Sequence[str] = ()) -> AsyncIterat
     ``arguments`` are added to etcd's command line.
     """
     binary = await asyncio.to_thread(find_etcd)
-    with tempfile.TemporaryDirectory(prefix="muster-bench-etcd-") as directory:
-        members = EtcdMembers(str(binary), Path(directory), count, arguments)
-        try:
-            for member in range(count):
-                await members.start(member)
-            await members.leader()
-            yield members
-        finally:
-            for member in tuple(members.pids):
-                await members.kill(member)
+    directory = await asyncio.to_thread(tempfile.mkdtemp, prefix="muster-bench-etcd-")
+    members = EtcdMembers(str(binary), Path(directory), count, arguments)
+    try:
+        for member in range(count):
+            await members.start(member)
+        await members.leader()
+        yield members
+    finally:
+        for member in tuple(members.pids):
+            await members.kill(member)
+        await asyncio.to_thread(shutil.rmtree, directory)
 
 
 @asynccontextmanager
