@@ -110,10 +110,14 @@ def test_fail_keeps_out_pods_with_the_label_alone_and_none_of_the_charts(
 
 
 def test_no_pod_of_the_chart_is_kept_out() -> None:
-    """The webhooks are not for its namespace, as the rows above show."""
-    for one in rendered("injection.failurePolicy=Fail"):
-        if [*pods([one])]:
-            assert one["metadata"].get("namespace", "muster-system") == "muster-system"
+    objects = rendered("injection.failurePolicy=Fail")
+    webhook = named(objects, "MutatingWebhookConfiguration", CONFIGURATION)
+    own = {"kubernetes.io/metadata.name": "muster-system", "muster.dev/inject": "true"}
+    assert not any(selects(one["namespaceSelector"], own) for one in webhook["webhooks"])
+    with_pods = [one for one in objects if [*pods([one])]]
+    assert {one["metadata"].get("namespace", "muster-system") for one in with_pods} == {
+        "muster-system"
+    }
 
 
 def test_the_right_to_evict_comes_with_the_value_alone() -> None:

@@ -20,7 +20,7 @@ from controller.config import ControllerConfig
 from rdzv import settings as values
 from rdzv.errors import ConfigError
 from rdzv.records.policy import POLICY_TABLE
-from rdzv.sentences import named, variable_of
+from rdzv.sentences import named
 from rdzv.settings import load, settings_of, unknown_variables
 
 NEEDED = {"MUSTER_JOB": "digits", "MUSTER_MIN": "2", "MUSTER_MAX": "4"}
@@ -102,6 +102,16 @@ def test_relative_paths_count_from_the_working_directory(
         ({"MUSTER_SIZES": "1,5"}, "--sizes (MUSTER_SIZES): none of the sizes 1, 5 lies between"),
         ({"MUSTER_UNIT": "5"}, "--unit (MUSTER_UNIT): no multiple of 5 lies between min 2"),
         ({"MUSTER_SIZES": "2,x"}, "--sizes (MUSTER_SIZES): '2,x' from MUSTER_SIZES is wrong"),
+    ],
+)
+def test_a_fault_of_the_sizes_begins_with_what_is_wrong(environ: dict[str, str], said: str) -> None:
+    (told,) = faults({**NEEDED, **environ})
+    assert told.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "--address (MUSTER_ADDRESS) is missing"),
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "status.podIP"),
         ({"MUSTER_HTTP_PORT": "tcp://10.0.0.7:80"}, "enableServiceLinks: false"),
@@ -134,7 +144,7 @@ def test_every_row_says_what_it_is_for_and_spells_its_variable_like_its_flag() -
     assert [name for name in settings if name not in POLICY_TABLE] == own
     assert set(settings_of(JobConfig)) < set(settings)
     for setting in settings.values():
-        assert setting.variable == variable_of(setting.flag)
+        assert setting.variable == "MUSTER_" + setting.flag[2:].upper().replace("-", "_")
         assert "." in setting.why
         assert setting.metavar
 

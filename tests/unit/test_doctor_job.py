@@ -111,17 +111,28 @@ def test_a_node_of_this_machine_has_no_image() -> None:
             failing("ModuleNotFoundError", "No module named 'x'", "a", "b"),
             "the pods' image or environment lacks",
         ),
-        (failing("FileNotFoundError", "No such file or directory: '/data'"), "see that b's volum"),
-        (failing("ImportError", "x"), "b's image or environment lacks it"),
+        (
+            failing("FileNotFoundError", "No such file or directory: '/data'"),
+            "see that b's volumes are mounted at the paths that the script opens, and may be read:"
+            " kubectl describe pod b",
+        ),
+        (
+            failing("ImportError", "x"),
+            "b's image or environment lacks it, or has another version: use the right one:"
+            " kubectl describe pod b",
+        ),
         (failing("OSError", "[Errno 28] No space left on device"), "make room on the volume"),
         (
             failing("RuntimeError", "ifa != nullptr. Unable to find address for: eth9"),
             "see that ranks reach each other from b: set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME",
         ),
-        (failing("", "a worker ended and reported no Python error"), "see whether memory ran out"),
+        (
+            failing("", "a worker ended and reported no Python error"),
+            "see whether memory ran out (OOMKilled, exit code 137): kubectl describe pod b; then",
+        ),
         (failing("ValueError", "bad shape"), "read the log of b's training container; if its mach"),
         (failing("ValueError", "bad shape", "a", "b"), "read the log of"),
-        (view(least=3), "see why pods are missing"),
+        (view(least=3), "see why pods are missing: kubectl get pods; to train"),
         (view(run(), paused=True), "muster resume --job digits"),
         (view(run(), saves=reported(1204, 301)), "see where each rank hangs: py-spy dump"),
         (
@@ -134,7 +145,9 @@ def test_a_node_of_this_machine_has_no_image() -> None:
         ),
     ],
 )
-def test_the_one_thing_to_do_is_the_cure(seen: JobView, do: str) -> None:
+def test_the_one_thing_to_do_is_the_cure_with_kubectl_in_a_cluster_alone(
+    seen: JobView, do: str
+) -> None:
     first = the_one_thing(explain(seen, NOW_S))
     assert first is not None
     assert first[: len(do)] == do

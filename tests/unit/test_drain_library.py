@@ -672,17 +672,18 @@ def in_a_child(does):
 def fail():
     raise ArithmeticError("in a child")
 
-def save(drain):
-    try:
-        drain.committed(2)
-    except RuntimeError as error:
-        print(error, flush=True)
+def calls(drain):
+    for call in (drain.commit_due, drain.committed):
+        try:
+            call(2)
+        except RuntimeError as error:
+            print(error, flush=True)
 
 with muster.drain() as drain:
     assert drain.commit_due(2)
     in_a_child(lambda: None)
     in_a_child(lambda: muster.report_step(9))
-    in_a_child(lambda: save(drain))
+    in_a_child(lambda: calls(drain))
     in_a_child(fail)
     print("asked", flush=True)
     sys.stdin.readline()
@@ -694,7 +695,9 @@ def test_a_forked_child_does_not_speak_for_its_rank(pod: PodGate, start: Start) 
     pod.show(replace(COMMIT, step=2))
     process = start(FORKS)
     assert process.stdout is not None
-    assert [process.stdout.readline() for _ in range(2)] == [
+    assert [process.stdout.readline() for _ in range(3)] == [
+        "drain.commit_due(2) in a process that was forked from the rank: call it in the rank's"
+        " own\n",
         "drain.committed(2) in a process that was forked from the rank: call it in the rank's"
         " own\n",
         "asked\n",
@@ -728,45 +731,51 @@ def test_a_rank_that_its_launcher_forks_speaks_for_itself(pod: PodGate, start: S
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize(
-    ("begun", "gates", "handler"),
+    ("gates", "handler"),
     [
-        (True, [HOLD], []),
-        (True, [replace(COMMIT, step=1)], []),
-        (True, [replace(COMMIT, step=1)], ["handler"]),
-        (True, [HOLD, LATER], ["handler"]),
-        (True, [ENDING], ["handler"]),
-        (False, [HOLD], []),
-        (False, [ENDING], []),
-        (False, [ENDING], ["handler"]),
+        ([HOLD], []),
+        ([replace(COMMIT, step=1)], []),
+        ([replace(COMMIT, step=1)], ["handler"]),
+        ([HOLD, LATER], ["handler"]),
+        ([ENDING], ["handler"]),
     ],
-    ids=["held", "parked", "parked-with-handler", "over-with-handler", "ending-with-handler",
-         "before-its-loop", "before-one-that-ends", "before-it-with-handler"],
-)  # fmt: skip
+    ids=["held", "parked", "parked-with-handler", "over-with-handler", "ending-with-handler"],
+)
 def test_a_rank_that_waits_ends_by_a_signal(
-    pod: PodGate, start: Start, begun: bool, gates: list[Gate], number: signal.Signals,
-    handler: list[str],
-) -> None:  # fmt: skip
-    if not begun:
-        pod.show(gates[0])
-    process = start(SCRIPT, *(["waits"] * begun), *handler)
-    if begun:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline() == "entered\n"
-        pod.show(gates[0])
-        process.stdin.write("\n")
-        process.stdin.flush()
-    pod.until(lambda told: told.held or told.acked if begun else told.drain)
+    pod: PodGate, start: Start, gates: list[Gate], number: signal.Signals, handler: list[str]
+) -> None:
+    process = start(SCRIPT, "waits", *handler)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == "entered\n"
+    pod.show(gates[0])
+    process.stdin.write("\n")
+    process.stdin.flush()
+    pod.until(lambda told: told.held or told.acked)
     for gate in gates[1:]:
         pod.show(gate)
+    _end_by(process, number)
 
+
+def _end_by(process: subprocess.Popen[str], number: signal.Signals) -> None:
     def ended() -> bool:
         process.send_signal(number)  # again: it may not have looked at the gate before the first
         return process.poll() is not None
 
     wait(ended)
     assert process.returncode == -number
-    assert begun or pod.told().step == -1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("gate", "handler"), [(HOLD, []), (ENDING, []), (ENDING, ["handler"])])
+def test_a_rank_that_has_not_begun_ends_by_a_signal(
+    pod: PodGate, start: Start, gate: Gate, number: signal.Signals, handler: list[str]
+) -> None:
+    pod.show(gate)
+    process = start(SCRIPT, *handler)
+    pod.until(lambda told: told.drain)
+    _end_by(process, number)
+    assert pod.told().step == -1
 
 
 def test_i2_a_rank_begins_no_step_while_the_others_of_its_round_are_held(pod: PodGate) -> None:

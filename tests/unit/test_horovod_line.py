@@ -171,33 +171,56 @@ def test_the_agent_of_workers_is_known_by_its_name() -> None:
     assert not serves_workers(["sleep", "muster-exec"])
 
 
-IMPORT = "from horovod.runner.launch import run_commandline"
-GUARD = "if __name__ == '__main__':"
-EXIT = "    sys.exit(run_commandline())"
-BY_RE = "    sys.argv[0] = re.sub(r'(-script\\.pyw{}|\\.exe)?$', '', sys.argv[0])"
-BY_SUFFIX = "    sys.argv[0] = sys.argv[0].removesuffix('.exe')"
-OF_UV = """\
-    if sys.argv[0].endswith('-script.pyw'):
-        sys.argv[0] = sys.argv[0][:-11]
-    elif sys.argv[0].endswith('.exe'):
-        sys.argv[0] = sys.argv[0][:-4]"""
-
-
-def installed(name: str, *modules: str) -> str:
-    """The script of an installer that makes the program's name by the lines ``name``."""
-    imports = "".join(f"import {module}\n" for module in modules)
-    return f"# -*- coding: utf-8 -*-\n{imports}{IMPORT}\n{GUARD}\n{name}\n{EXIT}\n"
-
-
-OLDER_PIP = installed(BY_RE.format(""), "re", "sys")
-PIP = installed(BY_SUFFIX, "sys").partition("\n")[2]
 INSTALLERS = {
-    "pip": PIP,
-    "older pip": OLDER_PIP,
-    "installer": OLDER_PIP.replace("'", '"'),
-    "uv": installed(OF_UV, "sys").replace("'", '"'),
-    "conda": installed(BY_RE.format("?"), "re", "sys").replace(IMPORT, f"\n{IMPORT}\n"),
+    "pip": """\
+import sys
+from horovod.runner.launch import run_commandline
+if __name__ == '__main__':
+    sys.argv[0] = sys.argv[0].removesuffix('.exe')
+    sys.exit(run_commandline())
+""",
+    "older pip": """\
+# -*- coding: utf-8 -*-
+import re
+import sys
+from horovod.runner.launch import run_commandline
+if __name__ == '__main__':
+    sys.argv[0] = re.sub(r'(-script\\.pyw|\\.exe)?$', '', sys.argv[0])
+    sys.exit(run_commandline())
+""",
+    "installer": """\
+# -*- coding: utf-8 -*-
+import re
+import sys
+from horovod.runner.launch import run_commandline
+if __name__ == "__main__":
+    sys.argv[0] = re.sub(r"(-script\\.pyw|\\.exe)?$", "", sys.argv[0])
+    sys.exit(run_commandline())
+""",
+    "uv": """\
+# -*- coding: utf-8 -*-
+import sys
+from horovod.runner.launch import run_commandline
+if __name__ == "__main__":
+    if sys.argv[0].endswith("-script.pyw"):
+        sys.argv[0] = sys.argv[0][:-11]
+    elif sys.argv[0].endswith(".exe"):
+        sys.argv[0] = sys.argv[0][:-4]
+    sys.exit(run_commandline())
+""",
+    "conda": """\
+# -*- coding: utf-8 -*-
+import re
+import sys
+
+from horovod.runner.launch import run_commandline
+
+if __name__ == '__main__':
+    sys.argv[0] = re.sub(r'(-script\\.pyw?|\\.exe)?$', '', sys.argv[0])
+    sys.exit(run_commandline())
+""",
 }
+PIP = INSTALLERS["pip"]
 SPARING = {
     "distlib": """\
 # -*- coding: utf-8 -*-
@@ -228,6 +251,9 @@ def edited(line: str, *instead: str) -> str:
     return PIP.replace(f"{line}\n", "".join(f"{one}\n" for one in instead))
 
 
+IMPORT = "from horovod.runner.launch import run_commandline"
+GUARD = "if __name__ == '__main__':"
+EXIT = "    sys.exit(run_commandline())"
 EDITED = {
     "sets a variable": edited(IMPORT, "import os", "os.environ['A'] = 'b'", IMPORT),
     "sets it in the import's line": edited(IMPORT, f"{IMPORT}; sys.argv.append('-v')"),

@@ -93,12 +93,16 @@ def test_what_hands_write_later_stays_with_and_without_the_sidecar(
 ) -> None:
     made = injected(text, wrap=wrap, container="trainer" if text is TWO else None).text
     by_hand = edited(made, old, new)
+    others = loaded(by_hand)[0]["spec"]["template"]["spec"]["containers"][1:]
     after = settled(by_hand)
     for one in (after, removed(by_hand), removed(after)):
         template = loaded(one)[0]["spec"]["template"]
         assert keeps(template, kept)
-        names = [variable["name"] for variable in template["spec"]["containers"][0]["env"]]
-        assert len(names) == len({*names})
+        containers = template["spec"]["containers"]
+        assert containers[1:] == others
+        for container in containers:
+            names = [variable["name"] for variable in container["env"]]
+            assert len(names) == len({*names})
     assert after.count("bin/muster-run") == made.count("bin/muster-run")
     if old in text:
         assert removed(by_hand) == removed(after) == edited(text, old, new)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import math
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from controller.jobs import Jobs
 from controller.notice_executor import NoticeExecutor
 from controller.notices import NodeSeen, NoticePolicy
 from controller.owner_kinds import Scale, desired_nodes, is_autoscaled, replicas_of, steady_s
-from controller.owners import EVERY_S, PodSeen, due_s
+from controller.owners import EVERY_S, Owners, PodSeen, due_s, pod_seen
 from injection.kinds import KINDS
 from rdzv.keys import ROOT, JobKeys
 from rdzv.records.drain import LastCommit
@@ -156,6 +157,28 @@ def test_an_owner_is_written_at_only_now_and_then() -> None:
     assert due_s(100.0, {"a": "1"}, {"a": "1"}, 0.0) == math.inf
     assert due_s(100.0, {"a": "2"}, {"a": "1"}, -math.inf) == 0.0
     assert due_s(100.0, {"a": "2"}, {"a": "1"}, 90.0) == EVERY_S - 10.0
+
+
+async def test_of_a_large_owner_only_what_is_used_is_kept() -> None:
+    metadata = {"uid": "of-d", "annotations": {"muster.dev/members-there": "2", "x": "y" * 100_000}}
+    template = {"spec": {"containers": [{"name": "train", "args": ["z" * 100_000]}]}}
+    found = {"metadata": metadata, "spec": {"replicas": 3, "template": template}}
+    made_by = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "d", "uid": "of-d"}
+    shown = {"uid": "u", "name": "d-0", "namespace": "n", "labels": {"muster.dev/job": "job"}}
+    pod = {"metadata": {**shown, "ownerReferences": [{**made_by, "controller": True}]}, "spec": {}}
+
+    class Api:
+        async def get(self, path: str, timeout_s: float) -> dict[str, Any]:
+            return found
+
+    pods: Any = SimpleNamespace(items={"u": pod_seen(pod)})
+    members = {"d-0": member("d-0", uid="u")}
+    job: Any = SimpleNamespace(keys=JobKeys("n", "job"), snapshot=SimpleNamespace(members=members))
+    api: Any = Api()
+    owner = await Owners(api, pods, lambda: 0.0).of(job)
+    assert owner is not None
+    assert (owner.replicas, owner.annotations) == (3, {"muster.dev/members-there": "2"})
+    assert len(repr(owner)) < 1000
 
 
 pytestmark = pytest.mark.virtual

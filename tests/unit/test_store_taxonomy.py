@@ -85,10 +85,12 @@ ERRORS: dict[Outcome, list[tuple[StatusCode, str]]] = {
 }
 
 
-@pytest.mark.parametrize("verdict", ERRORS)
-def test_every_known_error(verdict: Outcome) -> None:
-    for code, message in ERRORS[verdict]:
-        assert outcome(code, message) is verdict, message
+@pytest.mark.parametrize(
+    ("code", "message", "verdict"),
+    [(*error, verdict) for verdict, errors in ERRORS.items() for error in errors],
+)
+def test_every_known_error(code: StatusCode, message: str, verdict: Outcome) -> None:
+    assert outcome(code, message) is verdict
 
 
 @given(
