@@ -6,6 +6,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from docs_site.building import build
 from docs_site.links import broken
 from docs_site.navigation import groups
@@ -22,6 +24,20 @@ def test_the_site_is_made_and_its_links_lead_somewhere(tmp_path: Path) -> None:
     assert len(made) == len(listed)
     for page in made:
         assert re.search(r"<h1\b", page.read_text(encoding="utf-8")), page
+
+
+@pytest.mark.parametrize("target", ["missing.md", "other.md#nowhere", "../LICENSE"])
+def test_a_page_with_a_link_to_nowhere_makes_no_site(
+    tmp_path: Path, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    docs = tmp_path / "repository" / "docs"
+    docs.mkdir(parents=True)
+    (docs / "README.md").write_text("# Pages\n\n## Start\n\n- [one](one.md)\n- [other](other.md)\n")
+    (docs / "one.md").write_text(f"# One\n\nSee [there]({target}).\n")
+    (docs / "other.md").write_text("# Other\n\n## Somewhere\n")
+    site = tmp_path / "site"
+    found = broken(site) if build(tmp_path / "repository", site) else [capsys.readouterr().err]
+    assert any("one." in link for link in found)
 
 
 def test_links_and_anchors_that_lead_nowhere_are_named(tmp_path: Path) -> None:

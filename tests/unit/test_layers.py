@@ -164,3 +164,8 @@ def test_what_is_delivered_to_pods_imports_nothing_of_ours_but_what_is_shared(
 )
 def test_packages_on_the_way_to_pod_programs_import_nothing(package: str) -> None:
     assert imports(ROOT / package / "__init__.py") == ()
+
+
+def test_every_package_is_looked_at() -> None:
+    found = {relative(path).partition("/")[0] for path in sources()}
+    assert found == set(PACKAGES)

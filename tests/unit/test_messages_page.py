@@ -83,3 +83,39 @@ def test_no_cell_of_a_row_that_ran_fails_or_is_left_out() -> None:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_inject_takes_the_line(row: Row) -> None:
     notes(row.line)
+
+
+SEARCHED = (
+    "Error waiting on exit barrier",
+    "node_rank is only used for static rdzv_backend",
+    "master_addr is only used for static",
+    "The IPv6 network addresses of (",
+    "cannot be retrieved (gai error: -2",
+    "Name or service not known",
+    "failed to connect to any network address",
+    "Connection refused",
+    "Unable to resolve hostname to a (local) address",
+    "Gloo connectFullMesh failed",
+    "Bootstrap : no socket interface found",
+    "SignalException: Process ",
+    " got signal: 15",
+    "recvValue failed",
+    "got 0 bytes",
+    "sendBytes failed",
+    "Broken pipe",
+    "exitcode: -9",
+    "KeyError: 'RANK'",
+    "NODE_RANK is not set",
+    "DistNetworkError",
+    "DistStoreError",
+    "EADDRINUSE",
+    "timed out",
+)
+"""Of torch, NCCL, Gloo and libraries around them; without what varies."""
+
+
+def test_the_page_of_messages_has_the_texts() -> None:
+    page = (ROOT / "docs" / "faq.md").read_text(encoding="utf-8")
+    headings = "\n".join(re.findall(r"^### .+$", page, re.MULTILINE))
+    missing = [text for text in SEARCHED if text not in headings]
+    assert missing == []

@@ -32,10 +32,13 @@ def test_two_classes_share_a_name_where_it_means_the_same() -> None:
 
 def test_no_docstring_begins_with_a_relative_clause() -> None:
     """Of modules, classes, functions and attributes; ruff wants the imperative of functions."""
+    assert HEADLESS.match("What it is.")
+    files = sources(*PACKAGES, "benchmarks", "scripts")
+    assert files
     owners = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     found = [
         f"{relative(path)}:{one.lineno}: {text.splitlines()[0]}"
-        for path in sources(*PACKAGES, "benchmarks", "scripts")
+        for path in files
         for node in ast.walk(tree(path))
         if isinstance(node, owners)
         for one in node.body

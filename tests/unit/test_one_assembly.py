@@ -126,3 +126,16 @@ def test_a_part_is_made_where_the_sidecar_is_put_together(
 def test_the_assembly_is_given_its_clocks(path: str) -> None:
     assert not CLOCKS & {*imported(tree(ROOT / path)).values()}
     assert "time" not in imports(ROOT / path)
+
+
+@pytest.mark.parametrize(
+    ("text", "called"),
+    [
+        ("from rdzv.mirror import Mirror\nMirror('/')", ("rdzv.mirror", "Mirror")),
+        ("from rdzv.mirror import Mirror as M\nM('/')", ("rdzv.mirror", "Mirror")),
+        ("from rdzv import mirror\nmirror.Mirror('/')", ("rdzv.mirror", "Mirror")),
+        ("import rdzv.mirror\nrdzv.mirror.Mirror('/')", ("rdzv.mirror", "Mirror")),
+    ],
+)
+def test_no_way_of_importing_hides_a_part(text: str, called: tuple[str, str]) -> None:
+    assert called in list(made(ast.parse(text)))

@@ -1,20 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Developers' tools: releases, images, and what scripts/kubelab may end."""
+"""Developers' tools: releases, images, published figures, and what scripts/kubelab may end."""
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import signal
+import tarfile
 import tomllib
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from kubelab import network, processes
 
 import muster
+from benchmarks import gather
+from benchmarks.figures import Bar, of_runs, percentile
 from release import version
 from release.__main__ import texts_of
+from release.archives import not_after, of_everybody, rewrite, write_gzip
 from tests.support.cluster import claim
 from tests.support.cluster.lab import Kubelab
 
@@ -66,6 +73,45 @@ def test_each_place_that_says_another_version_is_named() -> None:
     # In a release itself, no example names the one before.
     final = [one for one in version.disagreements("0.2.0", texts) if one.startswith("docs")]
     assert final == ["docs/a.md:2: an image of 0.1.0, make it 0.2.0"]
+
+
+def archive(names: list[str], mtime: int, owner: str) -> io.BytesIO:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w:gz") as target:
+        for name in names:
+            entry = tarfile.TarInfo(name)
+            entry.mtime, entry.uname, entry.size = mtime, owner, len(name)
+            target.addfile(entry, io.BytesIO(name.encode()))
+    made.seek(0)
+    return made
+
+
+@given(st.lists(st.from_regex(r"[a-z]{1,120}", fullmatch=True), unique=True), st.integers(1, 2**31))
+def test_an_archive_says_nothing_of_when_and_by_whom_it_was_made(
+    names: list[str], mtime: int
+) -> None:
+    found = set()
+    for source in (archive(names, mtime, "a"), archive(names, mtime + 7, "b")):
+        plain, packed = io.BytesIO(), io.BytesIO()
+        rewrite(source, plain, of_everybody(1))
+        plain.seek(0)
+        write_gzip(plain, packed)
+        found.add(packed.getvalue())
+    assert len(found) == 1
+    with tarfile.open(fileobj=io.BytesIO(found.pop())) as read:
+        assert [entry.name for entry in read] == names
+
+
+def test_a_layer_keeps_times_before_the_commit() -> None:
+    plain = io.BytesIO()
+    rewrite(archive(["a"], 5, "a"), plain, not_after(9))
+    rewrite(archive(["a"], 50, "a"), second := io.BytesIO(), not_after(9))
+    times = []
+    for made in (plain, second):
+        made.seek(0)
+        with tarfile.open(fileobj=made) as read:
+            times += [entry.mtime for entry in read]
+    assert times == [5, 9]
 
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -127,6 +173,44 @@ def test_the_build_has_what_builds_the_project(requirement: str) -> None:
     version = pinned("sidecar-build-requirements.txt")[name_of(requirement)]
     least, _, limit = requirement.partition(">=")[2].partition(",<")
     assert int(least) <= int(version.split(".")[0]) < int(limit)
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "expected"), [(300, 0.99, 297), (100, 0.07, 7), (3, 0.5, 2), (1, 0.99, 1)]
+)
+def test_a_percentile_is_the_least_value_that_enough_do_not_exceed(
+    count: int, share: float, expected: int
+) -> None:
+    assert percentile([float(n) for n in range(count, 0, -1)], share) == expected
+
+
+@pytest.mark.parametrize(
+    ("bar", "ok"),
+    [
+        (Bar("value", "<=", 2), True),
+        (Bar("value", "<=", 1.9), False),
+        (Bar("value", "==", 2), True),
+        (Bar("ratio", ">=", 0.5), True),
+        (Bar("ratio", ">=", 0.51), False),
+        (None, True),
+    ],
+)
+def test_a_bar_judges_the_median_or_its_ratio(bar: Bar | None, ok: bool) -> None:
+    assert of_runs("x", "s", bar, [9, 2, 1], [4, 4, 1]).ok is ok
+
+
+def test_worlds_for_newcomers_and_the_share_of_time_trained() -> None:
+    def world(first_s: float, last_s: float) -> dict[str, object]:
+        at = [first_s + 0.5 * n for n in range(round((last_s - first_s) / 0.5) + 1)]
+        return {"points": [(moment, 1) for moment in at]}
+
+    undisturbed = {"worlds": [world(3, 200)]}
+    assert gather.judged(undisturbed) == (0, 1.0)
+    joined = {"worlds": [world(3, 60), world(67, 200), {"points": []}]}
+    assert gather.judged(joined) == (1, 1 - 7 / gather.JUDGED_S)
+    # The last world does not come about.
+    lost = {"worlds": [world(3, gather.BEGIN_S + gather.JUDGED_S / 2)]}
+    assert gather.judged(lost) == (0, 0.5)
 
 
 def test_a_pid_that_was_given_out_again_is_nobodys(
