@@ -124,12 +124,18 @@ async def test_i8_one_command_for_each_slot(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_i8_a_late_connection_takes_no_place() -> None:
-    """One that comes again, as recorded or delayed on the way, does not get the command."""
+    """One that comes again, as recorded, or was delayed on the way does not get the command."""
     async with _agent() as agent:
-        session = await _Session.start(agent, 1, "echo up")
+        go = agent.run_dir / "go"
+        does = f"echo up; until [ -e {go} ]; do sleep 0.05; done; exit 5"
+        session = await _Session.start(agent, 1, does, attempt=2, lasts=False)
         await session.until(STDOUT)
-        again = await _Session.attach(agent, 1)
-        assert (await again.until(GONE, ATTACHED)).kind == GONE
+        for attempt in (1, 2):
+            late = await _Session.attach(agent, 1, attempt)
+            said = b"connection %d of it has been here before" % attempt
+            assert await late.until(GONE, ATTACHED) == Frame(GONE, said)
+        go.touch()
+        assert (await session.until(EXIT)).body == b"5"
 
 
 def test_i8_what_is_unknown_is_255() -> None:
@@ -215,16 +221,18 @@ class _Session:
         self._frames: list[Frame] = []
 
     @classmethod
-    async def attach(cls, agent: _Agent, number: int) -> _Session:
+    async def attach(cls, agent: _Agent, number: int, attempt: int = 1) -> _Session:
         path = agent.run_dir / layout.EXEC_SOCKET
         made = cls(*await asyncio.open_unix_connection(path))
         agent.writers.append(made._writer)
-        made._writer.write(encode_attaching(Attaching(HOST, f"{number:032x}", 1)))
+        made._writer.write(encode_attaching(Attaching(HOST, f"{number:032x}", attempt)))
         return made
 
     @classmethod
-    async def start(cls, agent: _Agent, number: int, does: str, *, lasts: bool = True) -> _Session:
-        made = await cls.attach(agent, number)
+    async def start(
+        cls, agent: _Agent, number: int, does: str, *, attempt: int = 1, lasts: bool = True
+    ) -> _Session:
+        made = await cls.attach(agent, number, attempt)
         told = f"env HOROVOD_HOSTNAME={HOST} HOROVOD_LOCAL_RANK=0"
         then = "; while :; do sleep 0.05; done" if lasts else ""
         (agent.run_dir / f"{number}.sh").write_text(does + then)
