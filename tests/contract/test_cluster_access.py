@@ -212,6 +212,15 @@ def oidc(expires: int) -> dict[str, Any]:
     return {"auth-provider": {"name": "oidc", "config": {**secrets, **named}}}
 
 
+async def test_a_token_of_oidc_is_sent_as_it_stands_in_the_file(
+    fake: FakeApi, tmp_path: Path
+) -> None:
+    user = oidc(32503680000)
+    async with reached(Kubeconfig(fake, tmp_path / "config", user)) as api:
+        await api.get(POD)
+    assert fake.tokens == [f"Bearer {user['auth-provider']['config']['id-token']}"]
+
+
 @pytest.mark.parametrize(
     ("user", "cluster", "why"),
     [

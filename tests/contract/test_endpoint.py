@@ -233,7 +233,7 @@ async def looked(raw: RawClient) -> bytes:
     return blob
 
 
-async def test_a_failed_run_that_who_asks_begins_anew_leaves_other_runs_alone() -> None:
+async def test_who_asks_for_a_failed_run_begins_it_anew_and_leaves_other_runs_alone() -> None:
     async with pod(MemoryEngine(), "w-0") as one:
         runs = KEYS.in_generation(1)
         prep, train = runs.run("prep"), runs.run("train")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is the etcd3 driver's own: the package makes the calls, and its bad habits stay out.
+"""What is the etcd3 driver's own: its package and gRPC's log, and threads that are busy.
 
 That it keeps the contract of every driver, and how it fares when etcd breaks, stands elsewhere.
 """

@@ -51,7 +51,7 @@ async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 @pytest.fixture
 async def api(fake: FakeApi) -> AsyncIterator[ClusterApi]:
-    """The API server, with a second pod of the job."""
+    """A client of the API server, which has a second pod of the job."""
     await fake.put("/api/v1/namespaces/team/pods/digits-1", pod())
     async with ClusterApi(fake.access) as opened:
         yield opened
@@ -227,6 +227,16 @@ async def test_what_is_kept_of_a_command_has_a_bound(
 
 
 LONG_S = 120.0
+
+
+async def test_a_sidecar_answers_with_its_status_and_both_streams(
+    fake: FakeApi, api: ClusterApi
+) -> None:
+    fake.containers.execute = lambda asked: Ran(66, "→ out", "no job")
+    pods = await pods_of(api, "team", "digits")
+    assert await ask(api, pods, ["get", "a b&c"], timeout_s=LONG_S) == Ran(66, "→ out", "no job")
+    (asked,) = fake.containers.asked
+    assert (asked.pod, asked.container, asked.argv[-2:]) == ("digits-0", "muster", ["get", "a b&c"])
 
 
 async def test_the_next_pod_is_asked_if_one_does_not_answer(fake: FakeApi, api: ClusterApi) -> None:

@@ -20,7 +20,8 @@ from controller.jobs import Jobs
 from controller.notice_executor import NoticeExecutor
 from controller.notices import NodeSeen, NoticePolicy
 from controller.owner_reconciler import LOOKED_AT_S, OwnerReconciler
-from controller.owners import FRESH_S, Owners, OwnerSeen, pod_of, pod_seen
+from controller.owners import FRESH_S, Owners, OwnerSeen, PodSeen, pod_of, pod_seen
+from injection.kinds import job_label
 from rdzv.keys import JobKeys
 from rdzv.records.drain import Drain
 from rdzv.records.job import HistoryEntry, Incarnation, Job
@@ -152,6 +153,13 @@ def test_the_job_of_a_pod_is_the_one_of_its_sidecar(variable: dict[str, Any], jo
     for claimed in ("nightly-17", "digits", "nightly"):
         found = pod_of({"u": seen}, JobKeys("team", claimed), "a", "u")
         assert (found is seen) == (claimed == job)
+
+
+def test_a_long_name_is_compared_as_a_label_can_have_it() -> None:
+    job = "j" * 80
+    seen = PodSeen("u", "team", "a", "north", None, None, job=job_label(job))
+    assert pod_of({"u": seen}, JobKeys("team", job), "a", "u") is seen
+    assert pod_of({"u": seen}, JobKeys("team", job + "x"), "a", "u") is None
 
 
 KEYS = JobKeys("team", "digits")

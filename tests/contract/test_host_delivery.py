@@ -259,6 +259,7 @@ async def test_i2_only_who_drains_or_leaves_goes_from_the_list_of_one_that_canno
     async with beside(again.delivery.run()):
         again.mirror.replace(kvs, revision)
         again.lose(B)
+        again.put(D)
         again.leave(C)
         await again.until(lambda: again.hosts() == ["a", "b"])
         again.drain_and_lose(A)
@@ -266,3 +267,4 @@ async def test_i2_only_who_drains_or_leaves_goes_from_the_list_of_one_that_canno
         assert not again.delivery.delivered.is_set()
         again.registered.set()
         await again.until(again.delivery.delivered.is_set)
+        assert again.hosts() == ["b", "d"]

@@ -80,7 +80,7 @@ def test_it_prints_the_list_as_it_stands(shell: list[str], run_dir: Path, tmp_pa
         pytest.param(None, False, 60, id="none for a minute"),
     ],
 )
-def test_i4_an_empty_or_partial_list_is_never_printed(
+def test_i4_a_whole_list_is_printed_and_never_an_empty_or_partial_one(
     shell: list[str],
     run_dir: Path,
     tmp_path: Path,

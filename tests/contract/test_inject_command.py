@@ -101,11 +101,12 @@ BYPASS = CORPUS["block-scalars"].replace("torchrun", "deepspeed", 1).encode()
         (FLOW_ONLY, ("--remove", "--object", "Job/x"), 2, "there are StatefulSet/s"),
         (FLOW_ONLY, (*FLAGS, "--template-path", "a"), 2, "say --template-path spec.template"),
         (BYPASS, FLAGS, 2, "starts deepspeed, whose ranks meet without Muster"),
+        # No mistake, but worth a word.
         (BYPASS, (*FLAGS, "--allow-bypass"), 0, "muster: warning: Job/night: container"),
         (b"kind: Pod\nspec: text\n", (*FLAGS, "--remove"), 0, "there is no sidecar in it"),
     ],
 )
-def test_a_mistake_is_told_without_a_traceback(
+def test_what_is_wrong_or_worth_a_word_is_told_without_a_traceback(
     tmp_path: Path, content: bytes | None, arguments: tuple[str, ...], status: int, said: str
 ) -> None:
     path = tmp_path / "train.yaml"

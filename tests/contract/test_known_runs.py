@@ -13,7 +13,7 @@ import pytest
 from agent.drain.decisions import DrainView
 from agent.rundir.files import RunDir
 from launcher_shim.c10d.rounds.records import Round, Seat
-from launcher_shim.c10d.rounds.stages import KeptStages
+from launcher_shim.c10d.rounds.stages import KeptStages, round_prefix
 from rdzv.drain.decision import decide
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, observe
 from rdzv.records.drain import Commit, Drain, Outcome, Vote
@@ -128,6 +128,28 @@ async def test_a_stage_that_has_yet_to_form_a_world_is_no_life_in_which_nothing_
             assert seen.round is not None
             assert (seen.round.run, seen.round.complete) == ("prepare", False)
             assert outcomes(seen, drained("w-0")) == {}
+
+
+async def test_every_round_that_is_two_or_more_back_is_dropped() -> None:
+    """Rounds 1 and 2 ended while their first node was away from the store."""
+    engine, run = MemoryEngine(), HERE.run("digits")
+
+    def key(number: int, name: str = "MASTER_ADDR") -> str:
+        return run.value(round_prefix("digits", number) + name.encode())
+
+    kept = {key(4), key(5), run.value(b"/mine")}
+    puts = [Put(one, b"v") for one in (key(1), key(2), key(2, "x/y"), key(3), *kept)]
+    counted = run.addend(round_prefix("digits", 2) + b"num_members", "w-9.1")
+    await MemoryStore(engine).txn([], [*puts, Put(counted, b"1 #1")])
+    await put_round(engine, "digits", replace(WORLD, number=5, frozen=(Seat("w-0", "n", 1),)))
+
+    def there(one: Pod) -> set[str]:
+        kvs = one.client.mirror.under(run.prefix)
+        return {kv.key for kv in kvs if "/kv/" in kv.key or "/sum/" in kv.key}
+
+    async with pod(engine, "w-0") as one, asyncio.timeout(DEADLINE_S):
+        while there(one) != kept:
+            await one.client.mirror.changed_after(one.client.mirror.sequence)
 
 
 def open_runs(one: Pod) -> set[str]:

@@ -597,12 +597,14 @@ async def test_without_a_sidecar_there_is_nothing_to_hold_for(run_dir: Path, bar
 # --- muster-hold ---
 
 
-@pytest.mark.parametrize("spoil", ["true", *UNREADABLE])
-async def test_the_hold_ends_with_the_drain_whatever_can_be_read(run_dir: Path, spoil: str) -> None:
+@pytest.mark.parametrize(("spoil", "given"), [("true", GRACE), *((one, {}) for one in UNREADABLE)])
+async def test_the_hold_ends_with_the_drain_whatever_can_be_read(
+    run_dir: Path, spoil: str, given: dict[str, str]
+) -> None:
     command = spoil.format(shlex.quote(str(run_dir / "env")))
     async with notice_server(run_dir) as server:
         assert await (await asyncio.create_subprocess_shell(command)).wait() == 0
-        async with started(run_dir, "muster-hold", **GRACE) as hold:
+        async with started(run_dir, "muster-hold", **given) as hold:
             await server.came()
             assert server.notices[0]["notice"] == "hold"
             server.say("released", "every rank has saved", outcome="committed")

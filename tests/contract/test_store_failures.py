@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import NamedTuple
 
 import pytest
 
@@ -63,71 +62,87 @@ async def closing(store: Store) -> AsyncIterator[Store]:
         await store.close()
 
 
-class Fault(NamedTuple):
-    """How the lines are as calls are made, and what becomes of a write."""
-
-    connected: bool
-    up: bool
-    down: bool
-    told: type[StoreError]
-    applied: bool | None
-    """Once all passes again; None where it may be on its way."""
-    ends: str = "their time"
-    """What ends the calls."""
-
-
-FAULTS = {
-    "the request is lost": Fault(True, True, False, StoreAmbiguous, None),
-    "the answer is lost": Fault(True, False, True, StoreAmbiguous, True),
-    "no connection comes about": Fault(False, True, True, StoreUnavailable, False),
-    "the connection is cut": Fault(True, False, True, StoreAmbiguous, True, "cut"),
-    "the client is closed": Fault(True, True, True, StoreAmbiguous, None, "close"),
-    "it is closed as it connects": Fault(False, True, True, StoreUnavailable, False, "close"),
-}
-
-
 over_a_network = pytest.mark.parametrize("backing", ["embedded", *real_etcd], indirect=True)
 
 
 @over_a_network
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-async def test_a_call_that_fails_says_whether_it_may_be_applied(
-    broken: Broken, fault: Fault
+@pytest.mark.parametrize(
+    ("connected", "up", "told", "applied"),
+    [
+        pytest.param(True, True, StoreAmbiguous, None, id="the request is lost"),
+        pytest.param(True, False, StoreAmbiguous, True, id="the answer is lost"),
+        pytest.param(False, True, StoreUnavailable, False, id="no connection comes about"),
+    ],
+)
+async def test_a_call_without_an_answer_in_time_says_whether_it_may_be_applied(
+    broken: Broken, *, connected: bool, up: bool, told: type[StoreError], applied: bool | None
 ) -> None:
-    if fault.connected:
+    """``up``: requests are held, as answers are. ``applied`` is None if the write may be on its
+    way."""
+    if connected:
         await broken.store.range(broken.key, timeout_s=CALL_S)
     start = (await broken.fine.range(broken.key)).revision + 1
-    broken.hold(up=fault.up, down=fault.down)
-    timeout_s = 2.0
-    if fault.ends != "their time":
-        make_patient(broken.store)
-        timeout_s = 3600
+    broken.hold(up=up)
     create = [Compare(broken.key, "create", "=", 0)]
-    reading = asyncio.create_task(broken.store.range(broken.key, timeout_s=timeout_s))
-    writing = asyncio.create_task(
-        broken.store.txn(create, [Put(broken.key, b"1")], timeout_s=timeout_s)
-    )
     async with asyncio.timeout(CALL_S):
-        if fault.applied:
+        with pytest.raises(told):
+            await broken.store.txn(create, [Put(broken.key, b"1")], timeout_s=2.0)
+        with pytest.raises(StoreUnavailable):
+            await broken.store.range(broken.key, timeout_s=2.0)
+        if applied:
             async with following(broken.fine, broken.key, start) as follower:
                 await follower.count(1)
         else:
-            await asyncio.sleep(0.2)
-        if fault.ends == "close":
-            await broken.store.close()
-        if fault.ends == "cut":
-            broken.cut()
-        with pytest.raises(fault.told):
-            await writing
-        assert fault.applied or (await broken.fine.range(broken.key)).kvs == ()
-        if fault.ends != "cut":
-            with pytest.raises(StoreUnavailable):
-                await reading
+            assert (await broken.fine.range(broken.key)).kvs == ()
         broken.mend()
-        if fault.ends == "cut":
-            assert [kv.value for kv in (await reading).kvs] == [b"1"]
         settled = await broken.fine.txn(create, [Put(broken.key, b"2")])
-    assert fault.applied is None or settled.succeeded != fault.applied
+    assert applied is None or settled.succeeded != applied
+
+
+@over_a_network
+async def test_a_connection_that_is_cut_leaves_a_write_ambiguous_and_a_read_is_made_again(
+    broken: Broken,
+) -> None:
+    await broken.store.range(broken.key, timeout_s=CALL_S)
+    start = (await broken.fine.range(broken.key)).revision + 1
+    broken.hold(up=False)
+    # The cut is to end the calls, and not their time.
+    store = make_patient(broken.store)
+    reading = asyncio.create_task(store.range(broken.key, timeout_s=3600))
+    writing = asyncio.create_task(store.txn([], [Put(broken.key, b"1")], timeout_s=3600))
+    async with asyncio.timeout(CALL_S):
+        async with following(broken.fine, broken.key, start) as follower:
+            await follower.count(1)
+        broken.cut()
+        with pytest.raises(StoreAmbiguous):
+            await writing
+        broken.mend()
+        assert [kv.value for kv in (await reading).kvs] == [b"1"]
+
+
+@over_a_network
+@pytest.mark.parametrize("connected", [True, False])
+async def test_close_ends_calls_that_wait(broken: Broken, *, connected: bool) -> None:
+    if connected:
+        await broken.store.range(broken.key, timeout_s=CALL_S)
+    broken.hold()
+    # They do not end by themselves.
+    store = make_patient(broken.store)
+    reading = asyncio.create_task(store.range(broken.key, timeout_s=3600))
+    writing = asyncio.create_task(store.txn([], [Put(broken.key, b"1")], timeout_s=3600))
+    await asyncio.sleep(0.2)
+    async with asyncio.timeout(CALL_S):
+        await store.close()
+        with pytest.raises(StoreUnavailable):
+            await reading
+        with pytest.raises(StoreAmbiguous if connected else StoreUnavailable):
+            await writing
+        assert (await broken.fine.range(broken.key)).kvs == ()
+        broken.mend()
+        settled = await broken.fine.txn(
+            [Compare(broken.key, "create", "=", 0)], [Put(broken.key, b"2")]
+        )
+    assert connected or settled.succeeded
 
 
 @pytest.mark.parametrize("driver", DRIVERS.values())

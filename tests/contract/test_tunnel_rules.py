@@ -8,11 +8,12 @@ import os
 import socket
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -22,7 +23,7 @@ from launcher_shim.exit_status import EXIT_TERMINATED, EXIT_UNKNOWN
 from launcher_shim.horovod.exec import client
 from launcher_shim.horovod.exec.command import WarmStarts
 from launcher_shim.horovod.exec.server import ExecServer
-from launcher_shim.horovod.exec.session import Worker
+from launcher_shim.horovod.exec.session import CommandSession, Worker
 from launcher_shim.hosts import token_of
 from launcher_shim.rundir import exec_frames as lease
 from launcher_shim.rundir import layout
@@ -55,7 +56,7 @@ def _no_blocking_call() -> None:
     """The agent is a program of its own, which may wait for the disk in its event loop."""
 
 
-def test_i8_who_is_admitted() -> None:
+async def test_i8_who_is_admitted() -> None:
     """A launcher calls present workers, of this generation, by their pins; nobody else does."""
     there = _membership("lab")
     launcher, worker = there.members["l"], there.members["a"]
@@ -108,10 +109,8 @@ def test_i8_frames_come_once_and_in_order() -> None:
         assert sender.kept_bytes == 0
 
 
-async def test_i8_one_command_for_each_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_i8_one_command_for_each_slot() -> None:
     """A new one ends its predecessor first, and that has not succeeded: it was told to end."""
-    # Or what is told to end would be killed before it has heard of it, on a busy machine.
-    monkeypatch.setattr(Worker.end, "__defaults__", (PATIENCE_S,))
     async with _agent() as agent:
         out = agent.run_dir / "out"
         # It takes SIGTERM for a reason to end well.
@@ -124,12 +123,18 @@ async def test_i8_one_command_for_each_slot(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_i8_a_late_connection_takes_no_place() -> None:
-    """One that comes again, as recorded or delayed on the way, does not get the command."""
+    """One that comes again, as recorded, or was delayed on the way does not get the command."""
     async with _agent() as agent:
-        session = await _Session.start(agent, 1, "echo up")
+        go = agent.run_dir / "go"
+        does = f"echo up; until [ -e {go} ]; do sleep 0.05; done; exit 5"
+        session = await _Session.start(agent, 1, does, attempt=2, lasts=False)
         await session.until(STDOUT)
-        again = await _Session.attach(agent, 1)
-        assert (await again.until(GONE, ATTACHED)).kind == GONE
+        for attempt in (1, 2):
+            late = await _Session.attach(agent, 1, attempt)
+            said = b"connection %d of it has been here before" % attempt
+            assert await late.until(GONE, ATTACHED) == Frame(GONE, said)
+        go.touch()
+        assert (await session.until(EXIT)).body == b"5"
 
 
 def test_i8_what_is_unknown_is_255() -> None:
@@ -147,6 +152,56 @@ def test_i8_what_is_unknown_is_255() -> None:
     ):
         found = _hook(answers)
         assert found == status, f"{found} after {answers}"
+
+
+# -- rules that are left out
+
+
+def _present_without(rule: str) -> Callable[[Snapshot, int | None, Member], bool]:
+    def is_present(snapshot: Snapshot, generation: int | None, peer: Member) -> bool:
+        job, there = snapshot.job, snapshot.members.get(peer.name)
+        holds = {
+            "presence": there is not None,
+            "generation": job is not None and job.generation == generation,
+            "pod": there is None or there.pod_uid == peer.pod_uid,
+            "pin": there is None or there.pin == peer.pin,
+        }
+        return all(held for name, held in holds.items() if name != rule)
+
+    return is_present
+
+
+def _status_of(worker: Worker) -> int:
+    worker.terminating = False
+    return _finish(worker)
+
+
+def _attach_again(session: CommandSession, writer: Any, attaching: Attaching) -> None:
+    _attach(session, writer, attaching._replace(attempt=session._attempt + 1))
+
+
+_finish, _attach = Worker.finish, CommandSession.attach
+PLANTED: dict[str, tuple[Any, str, object]] = {
+    **{
+        f"the {rule} of a peer does not count": (identity, "is_present", _present_without(rule))
+        for rule in ("presence", "generation", "pod", "pin")
+    },
+    "a worker that was told to end succeeds": (Worker, "finish", _status_of),
+    "any connection takes the place": (CommandSession, "attach", _attach_again),
+}
+SCENARIOS: dict[Any, Callable[[], Coroutine[Any, Any, None]]] = {
+    identity: test_i8_who_is_admitted,
+    Worker: test_i8_one_command_for_each_slot,
+    CommandSession: test_i8_a_late_connection_takes_no_place,
+}
+"""What finds a bug in each."""
+
+
+@pytest.mark.parametrize("rule", PLANTED)
+async def test_i8_a_planted_bug_is_found(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*PLANTED[rule])
+    with pytest.raises(AssertionError):
+        await SCENARIOS[PLANTED[rule][0]]()
 
 
 # -- what the scenarios are made of
@@ -191,7 +246,9 @@ class _Agent:
 
 @asynccontextmanager
 async def _agent() -> AsyncIterator[_Agent]:
-    with tempfile.TemporaryDirectory(prefix="agent-") as directory:
+    # Or what is told to end would be killed before it has heard of it, on a busy machine.
+    patient = patch.object(Worker.end, "__defaults__", (PATIENCE_S,))
+    with patient, tempfile.TemporaryDirectory(prefix="agent-") as directory:
         run_dir, stop = Path(directory), asyncio.Event()
         serving = asyncio.create_task(ExecServer(HOST, os.environ, run_dir, WarmStarts()).run(stop))
         while not (run_dir / layout.EXEC_SOCKET).exists():  # noqa: ASYNC110
@@ -215,16 +272,18 @@ class _Session:
         self._frames: list[Frame] = []
 
     @classmethod
-    async def attach(cls, agent: _Agent, number: int) -> _Session:
+    async def attach(cls, agent: _Agent, number: int, attempt: int = 1) -> _Session:
         path = agent.run_dir / layout.EXEC_SOCKET
         made = cls(*await asyncio.open_unix_connection(path))
         agent.writers.append(made._writer)
-        made._writer.write(encode_attaching(Attaching(HOST, f"{number:032x}", 1)))
+        made._writer.write(encode_attaching(Attaching(HOST, f"{number:032x}", attempt)))
         return made
 
     @classmethod
-    async def start(cls, agent: _Agent, number: int, does: str, *, lasts: bool = True) -> _Session:
-        made = await cls.attach(agent, number)
+    async def start(
+        cls, agent: _Agent, number: int, does: str, *, attempt: int = 1, lasts: bool = True
+    ) -> _Session:
+        made = await cls.attach(agent, number, attempt)
         told = f"env HOROVOD_HOSTNAME={HOST} HOROVOD_LOCAL_RANK=0"
         then = "; while :; do sleep 0.05; done" if lasts else ""
         (agent.run_dir / f"{number}.sh").write_text(does + then)

@@ -183,6 +183,20 @@ async def test_two_replicas_share_one_certificate_which_the_api_server_trusts(
         assert fake.objects[SECRET]["data"] == made
 
 
+async def test_a_certificate_that_ran_out_while_the_controller_was_away_is_renewed_at_the_start(
+    fake: FakeApi,
+) -> None:
+    time = HandHour()
+    async with controller(fake, time):
+        authority = await trusted_authority(fake)
+    before = fake.objects[SECRET]["data"]["tls.crt"]
+    time.now += timedelta(days=400)
+    async with controller(fake, time):
+        held = await fake.until(SECRET, lambda secret: secret["data"]["tls.crt"] != before)
+        assert held["data"]["ca.crt"] == authority
+        assert trusted(fake.objects[WEBHOOK]) == authority
+
+
 async def test_one_that_ran_out_keeps_no_pod_out_and_is_renewed_without_a_restart(
     fake: FakeApi,
 ) -> None:

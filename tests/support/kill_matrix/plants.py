@@ -104,7 +104,7 @@ def _of_notices(tests: Any, case: Case) -> Install:
     return lambda: setattr(_module(tests, "_is_ours", name), name, without)
 
 
-def _of_standstill(tests: Any, case: Case) -> Install:
+def _of_attribute(tests: Any, case: Case) -> Install:
     return lambda: pytest.MonkeyPatch().setattr(*tests.PLANTED[case["rule"]])
 
 
@@ -139,7 +139,8 @@ OWN: dict[str, Callable[[Any, Case], Install | None]] = {
     "tests/unit/test_world_conduct.py::test_planted_mistakes_are_found": _of_worlds,
     "tests/chaos/test_linearizability.py::test_a_planted_bug_is_found": _of_histories,
     "tests/unit/test_notices.py::test_a_rule_that_is_taken_away_is_missed": _of_notices,
-    "tests/unit/test_standstill.py::test_a_planted_bug_is_found": _of_standstill,
+    "tests/unit/test_standstill.py::test_a_planted_bug_is_found": _of_attribute,
+    "tests/contract/test_tunnel_rules.py::test_i8_a_planted_bug_is_found": _of_attribute,
     "tests/unit/test_shards.py::test_a_planted_bug_is_found": _of_shards,
     "tests/unit/test_reconcile.py::test_a_kernel_with_a_bug_breaks_a_promise": _of_kernel,
     "tests/contract/test_passing_over.py::test_a_wrong_rule_is_found": _of_stages,

@@ -262,6 +262,7 @@ class World:
     round: int
     rank: int
     size: int
+    master_addr: str
     master_port: int
 
 
@@ -380,8 +381,9 @@ class Torchrun:
     def _form(self, handler: DynamicRendezvousHandler) -> None:
         info: RendezvousInfo = handler.next_rendezvous()
         number = handler._state_holder.state.round
-        port = info.bootstrap_store_info.master_port
-        self.worlds.append(World(number, info.rank, info.world_size, port))
+        first = info.bootstrap_store_info
+        world = World(number, info.rank, info.world_size, first.master_addr, first.master_port)
+        self.worlds.append(world)
 
 
 @dataclass
@@ -531,15 +533,20 @@ class Job:
         return began_s
 
     async def world(self, names: str, within_s: float = DEADLINE_S) -> int:
-        """Wait until these nodes are the world, all of one round; return its number."""
+        """Wait until these nodes are the world, all of one round; return its number.
+
+        All have the address of its first rank.
+        """
 
         def formed() -> bool:
             worlds = [self.torchruns[name].world for name in names]
             if any(world is None or world.size != len(names) for world in worlds):
                 return False
-            return len({world.round for world in worlds if world}) == 1 and {
-                world.rank for world in worlds if world
-            } == set(range(len(names)))
+            same = {
+                (world.round, world.master_addr, world.master_port) for world in worlds if world
+            }
+            ranks = {world.rank for world in worlds if world}
+            return len(same) == 1 and ranks == set(range(len(names)))
 
         await self.until(formed, within_s)
         world = self.torchruns[names[0]].world
