@@ -460,7 +460,7 @@ UNKNOWN = b"the agent beside the worker knows no such command any more"
         (
             attaching() + starting(command("true", host="node-1.00000000")),
             REFUSED,
-            b"this is host node-0.1a2b3c4d, not ",
+            b"this is host node-0.1a2b3c4d, not node-1.00000000",
         ),
     ],
 )

@@ -626,10 +626,12 @@ def _never(cause: str) -> Callable[..., Reform]:
     return but_for
 
 
-def _by_own_record(cls: type[T], kv: KeyValue, required: Collection[str] = (), /) -> T:
+def _by_own_record(
+    cls: type[T], kv: KeyValue, required: Collection[str] = (), /, **given: object
+) -> T:
     name = {Member: "name", Incarnation: "member"}.get(cls)
     own = {} if name is None else {name: take(kv.key, load_record(kv.key, kv.value), name, str)}
-    return decode_record(cls, kv, required, **own)
+    return decode_record(cls, kv, required, **given, **own)
 
 
 _C10D = "launcher_shim.c10d"

@@ -258,8 +258,9 @@ class ExecServer:
 
     def _read(self, session: CommandSession, text: bytes) -> WorkerCommand:
         command = read_command(text.decode("utf-8", "surrogateescape"))
-        if not session.host == command.host == self._host:
-            raise CommandError("this is host %s, not %s" % (self._host, session.host))
+        for host in (session.host, command.host):
+            if host != self._host:
+                raise CommandError("this is host %s, not %s" % (self._host, host))
         if self._stopping:
             raise CommandError(self._about_to_leave)
         return command
