@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -19,13 +19,14 @@ from console.remote import get, passing, sidecar
 from console.remote.get import Scope
 from console.remote.passing import Passed
 from console.remote.pods import JobPod, pods_of
-from console.remote.sidecar import ask
+from console.remote.sidecar import FollowedCommand, ask
 from console.whereabouts import ClusterOptions
 from controller.cluster.api import LOG_LINE_MAX, ClusterApi
-from controller.cluster.executed import Ran
+from controller.cluster.executed import Ran, Wrote
 from rdzv.errors import ClusterRefused, ClusterUnavailable
 from tests.support.cluster_api import FakeApi
 from tests.support.containers import Answer, Asked
+from tests.support.tasks import beside
 from tests.support.waiting import DEADLINE_S
 
 HERE = ClusterOptions(namespace="team")
@@ -157,24 +158,24 @@ async def test_what_cannot_be_read_is_said_in_the_row(fake: FakeApi, row_of: Row
     await row_of(fake, lambda row: "what its sidecar says cannot be read" in row.why)
 
 
+@pytest.mark.virtual
 async def test_a_sidecar_that_falls_silent_is_asked_again_without_a_word(
-    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def execute(asked: Asked) -> Answer:
-        state = "training" if len(fake.containers.asked) < 3 else "saving"
-        await asked.write(False, json.dumps({**STATUS, "verdict": {"state": state}}) + "\n")
-        return await silent(asked)
+    said: asyncio.Queue[str] = asyncio.Queue()
+    whys: list[str] = []
 
-    fake.containers.execute = execute
-    monkeypatch.setattr(sidecar, "SILENCE_S", 0.2)
-    whys = set()
+    async def answer(*_: object, wrote: Wrote, **__: object) -> None:
+        wrote(False, f"at {asyncio.get_running_loop().time():g}\n")
+        await asyncio.Event().wait()
 
-    def is_saving(row: JobLine) -> bool:
-        whys.add(row.why)
-        return row.phase == "saving"
-
-    await row_of_get(fake, is_saving)
-    assert whys <= {"", "no sidecar has answered yet"}
+    monkeypatch.setattr(sidecar, "ask", answer)
+    command = FollowedCommand("muster get", ("status",), tuple, said.put_nowait, whys.append)
+    began_s = asyncio.get_running_loop().time()
+    async with beside(command.run(cast(ClusterApi, None))):
+        again_s = began_s + sidecar.SILENCE_S + sidecar.AGAIN_S
+        assert [await said.get() for _ in range(2)] == [f"at {began_s:g}", f"at {again_s:g}"]
+    assert whys == []
 
 
 async def test_an_api_server_that_goes_is_said_in_the_row(fake: FakeApi) -> None:
