@@ -68,15 +68,13 @@ for _number, _usual in (
 
 TOGETHER = (
     re.compile(r"tests/e2e/test_(kube|operator|inject_server|image)"),
-    re.compile(r"tests/e2e/test_[a-g]"),
-    re.compile(r"tests/e2e/test_([h-k]|la|li)"),
-    re.compile(r"tests/e2e/test_(st|[t-z])"),
+    re.compile(r"tests/e2e/test_([a-i]|li)"),
     re.compile(r"tests/e2e/(?!test_local_nodes)"),
     re.compile(r"tests/chaos/test_(fault_matrix|scale|doctor)"),
 )
 """Sequences; all tests that use the cluster of Kubernetes are in the first, real jobs in the next
-four, which take about as long, and those whose etcd members would suffer from each other's in the
-last."""
+two, which take about as long, and those whose etcd members would suffer from each other's in the
+fourth."""
 
 COMPUTES = re.compile(r"tests/(chaos/test_drain_|simulation/|unit/|world/)")
 """Tests that wait for nothing, and whose time is virtual where they have any."""
