@@ -104,8 +104,8 @@ async def _deletes(
                 found.append(
                     (delisted_s - began_s, committed_s - began_s, smaller.began_s - began_s)
                 )
-                told = ", ".join(f"{one_s:.2f}" for one_s in found[-1])
-                say(f"delete to delisted, committed, the next step: {told} s")
+                times = ", ".join(f"{one_s:.2f}" for one_s in found[-1])
+                say(f"delete to delisted, committed, the next step: {times} s")
                 world = await asyncio.to_thread(job.world_of, PODS, not_=smaller)
         return found, [rss_mib(pid) for pid in _sidecars(job).values()]
     finally:

@@ -146,7 +146,7 @@ class StandingJob:
         self._put("released", str(self._faults))
         if kind == "read":
             shard = self._folder / f"shard-{self._faults}"
-            with suppress(OSError):  # nobody reads it
+            with suppress(OSError):  # it has no reader
                 os.close(os.open(shard, os.O_WRONLY | os.O_NONBLOCK))
         os.kill(self._reported(rank)[0], signal.SIGCONT)
 

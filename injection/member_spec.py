@@ -151,10 +151,7 @@ def _slots(
     told = [workload.told(path) for path in kind.slots]
     if role is None:
         return facts.slots(container, told)
-    said = (
-        next((facts.whole_number(text) for text in told if facts.whole_number(text)), None)
-        or line.slots
-    )
+    said = next(filter(None, map(facts.whole_number, told)), 0) or line.slots
     return said or (facts.slots(container, []) if role == "worker" else 1)
 
 

@@ -214,7 +214,8 @@ def inject_pod(
 def placed(template: Mapping[str, Any], plan: InjectionPlan) -> dict[str, Any]:
     """Return ``template`` with the plan in it; Muster's items come before those that are there.
 
-    Only a mesh's native proxy stays before the sidecar.
+    Only a mesh's native proxy stays before the sidecar. There is no text to preserve here, so the
+    pod is not written out and parsed again: the start of each pod waits for the plan alone.
     """
     spec, index = template["spec"], plan.container_index
     containers = list(spec["containers"])

@@ -10,16 +10,16 @@ has expired is removed once a healthy watch has missed it for ``CONFIRM_S`` and 
 after that, has no record of it, and never as the last one: after a cut between all pods and the
 store, all come back.
 
-Horovod hands the training state from hosts that it uses to new ones, and ends a job that has none
-of its former hosts left. So if all are replaced at once, the oldest stays on the list until one of
-the others has been on it for ``SETTLE_S``. If all drain and no new one has come yet, the oldest
-stays likewise, for as long as it is there.
+Horovod hands the training state from hosts that it uses to new ones, and ends a job in which none
+of the previous hosts is left. So if all are replaced at once, the oldest stays on the list until
+one of the others has been on it for ``SETTLE_S``. If all drain and no new one has come yet, the
+oldest stays, too, for as long as it is there.
 
-The last line, ``rev-<N>:0``, is a host without slots that is renamed with each change, so that to
-Horovod a host is always added as well as removed: workers that are told of nothing but removals
-skip the sync that a newcomer then waits for in vain. Horovod tells its workers of a change once,
-and workers in the middle of a reset forget it. It does not report which have followed, so the line
-is renamed again and again, ever more rarely: once all have followed, that has no effect.
+The last line, ``rev-<N>:0``, is a host without slots. It is renamed with each change, so that
+Horovod sees an added host in every change: after a change that only removes hosts, workers skip the
+sync that a new worker waits for. Horovod notifies its workers of a change once, and a worker that
+is being reset loses it. Horovod does not report which workers have followed, so the line is renamed
+repeatedly, at growing intervals; once all have followed, that has no effect.
 
 While the job is paused, that line is all that is printed: horovodrun waits for hosts, and so do its
 workers, with the training state in their memory.

@@ -279,7 +279,7 @@ async def test_a_store_restored_from_before_a_job_knows_it_again_and_asks_who_is
     await asyncio.to_thread(cluster.etcd.etcdctl, *root, "auth", "disable")
     await one.keeper.keep()
     await one.executor.bring_in_line(job)
-    # The Secret is as it was, and so are its rights: no sidecar has to be told.
+    # The Secret and its rights are unchanged: no sidecar needs an update.
     assert fake.objects[path_of(job)] == before
     await agree(one, fake, job)
     async with inside(before, cluster, tmp_path / "mounted") as store:

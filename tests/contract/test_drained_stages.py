@@ -26,7 +26,7 @@ DRAIN_KEY = HERE.drain(DRAIN.pod_uid)
 
 @asynccontextmanager
 async def two_pods() -> AsyncIterator[tuple[Job, Container, Container]]:
-    """They trained the first stage in one world, until b was drained and let go."""
+    """They trained the first stage in one world, until b was drained and released."""
     async with job(replace(ALONE, last_call_s=30.0), sidecars="ab") as one:
         containers = one.container("a"), one.container("b")
         for container in containers:

@@ -36,7 +36,7 @@ async def test_everyone_at_once_is_one_round_with_one_compare_and_set_each() -> 
         await one.all_of(names)
         began = now()
         assert await one.world(names) == 0
-        assert now() - began < 15, "nobody sits out the last call"
+        assert now() - began < 15, "no torchrun waits for the last call to end"
         # One more makes torch's sentinel when the client is made.
         assert {t.compare_sets() for t in one.everyone} == {2}
 

@@ -75,7 +75,7 @@ ASKED = replace(OUTLIVES, state="asking", round=0)
 @pytest.mark.parametrize(
     ("stored", "noted"),
     [(ASKED, OUTLIVES), (OUTLIVES, ASKED)],
-    ids=["the note, which is written anew", "the record"],
+    ids=["the note, which is rewritten", "the record"],
 )
 async def test_of_record_and_note_of_one_torchrun_the_newer_counts(
     stored: Node, noted: Node

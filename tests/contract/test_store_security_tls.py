@@ -193,7 +193,7 @@ async def test_a_new_authority_is_trusted_as_soon_as_its_certificate_is_there(
 
 
 def by_another_name(cluster: EtcdCluster, folder: Path) -> Access:
-    """etcd reads its certificate anew for each connection."""
+    """etcd reads its certificate again for each connection."""
     cluster.authority.server(host="elsewhere", ip="127.0.0.9")
     return cluster.access()
 

@@ -127,7 +127,7 @@ def test_a_trainer_saves_parks_and_goes_on_from_there(
 def test_i1_a_trainer_tells_what_it_saves_by_itself_until_it_is_cut_off(
     tmp_path: Path, library: str, checkpoint: str
 ) -> None:
-    """A step is told once its file is there; a later world's mark ends it at its next save."""
+    """A step is reported once its file exists; a later world's mark ends the rank at its save."""
     training = Training(tmp_path, library)
     pod, checkpoints = training.pod, training.checkpoints
     with training(every=5) as rank:

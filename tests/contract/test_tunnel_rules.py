@@ -246,7 +246,7 @@ class _Agent:
 
 @asynccontextmanager
 async def _agent() -> AsyncIterator[_Agent]:
-    # Or what is told to end would be killed before it has heard of it, on a busy machine.
+    # Otherwise a busy machine would kill the worker before it has received the request to end.
     patient = patch.object(Worker.end, "__defaults__", (PATIENCE_S,))
     with patient, tempfile.TemporaryDirectory(prefix="agent-") as directory:
         run_dir, stop = Path(directory), asyncio.Event()

@@ -112,7 +112,7 @@ def test_drains_in_a_row(run_job: RunJob, embedded: list[str], slots: int, drain
     [
         pytest.param(Job.sigterm, "{}", True, id="a shell"),
         pytest.param(Job.sigterm, "{}; echo it has ended with $?", True, id="a shell that stays"),
-        pytest.param(Job.hold, "", False, id="an entry point of its own, with muster-hold"),
+        pytest.param(Job.hold, "", False, id="its own entry point, with muster-hold"),
     ],
 )
 @long

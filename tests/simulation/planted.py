@@ -357,7 +357,7 @@ def _shown(change: Callable[[View, Any, Node], View]) -> list[Patch]:
 
 @plant("unseen-drains", 4)
 def leavers_not_told() -> list[Patch]:
-    """Who leaves the job is not told that its world is lost."""
+    """A leaver does not see that its world is lost."""
 
     def change(made: View, snapshot: Any, node: Node) -> View:
         leaves = node.member in snapshot.membership.leaving

@@ -64,7 +64,7 @@ async def lives_for_100_s(version: int) -> Reports:
 
 
 async def ends_at_once(version: int) -> Reports:
-    """As while an API server makes its cache anew."""
+    """As while an API server rebuilds its cache."""
     nothing: list[dict[str, Any]] = []
     for report in nothing:
         yield report

@@ -127,7 +127,7 @@ def test_the_store_is_judged(report: Report, check: str, level: str, words: str)
         (compacting(20_000, compacted=None), "compaction"),
         (replace(WELL, authenticated=False, local=True), "access"),
     ],
-    ids=["what cannot be seen", "what nobody else reaches"],
+    ids=["what cannot be seen", "what no other pod reaches"],
 )
 def test_what_is_not_judged(report: Report, check: str) -> None:
     assert judged(report, check) is None

@@ -106,7 +106,7 @@ def test_drains_of_the_round_share_one_hold_with_the_next_epoch(
 @pytest.mark.parametrize(
     "used",
     [scene(None, A, last=LastCommit(7, 0, 20)), replace(scene(IDLE, A), used_epoch=20)],
-    ids=["by a former generation", "and lost by a restored store"],
+    ids=["by an earlier generation", "and lost by a restored store"],
 )
 def test_i3_an_epoch_is_later_than_all_that_were_used(used: DrainingSnapshot) -> None:
     assert becomes(used).epoch == 21

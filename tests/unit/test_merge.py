@@ -52,7 +52,7 @@ LAST_TO_LEAVE = replace(TorchState(), round=8, complete=False)
         (WAITING, INSIDE, Wish()),
         (INSIDE, INSIDE, Wish()),
         (NOWHERE, NOWHERE, Wish()),
-        # It starts no round, and buries nobody.
+        # It starts no round, and declares no member lost.
         (replace(INSIDE, round=7, complete=True), LAST_TO_LEAVE, Wish("leave")),
         # Heartbeats and others are no wish.
         (NOWHERE, BEAT, Wish()),

@@ -230,7 +230,7 @@ class Pod:
 
 
 class Client:
-    """Somebody who gave notice. ``phases``: those told so far."""
+    """The client of a notice. ``phases``: those it has received."""
 
     def __init__(self, pod: Pod, notice: Notice) -> None:
         self.phases: list[str] = []

@@ -101,7 +101,7 @@ class Sidecar:
 
     @property
     def rendezvous(self) -> Rendezvous:
-        """That of the run, once somebody has asked for it."""
+        """That of the run, once a torchrun has asked for it."""
         return self.pod.endpoint.rendezvous()[RUN_ID]
 
     @property

@@ -53,7 +53,7 @@ def account_of(steps: Path) -> Account:
 
 
 class Job(Torchruns):
-    """Such pods, whose torchruns are told to go: nothing is lost, nothing trained twice."""
+    """Such pods, drained by SIGTERM: no step is lost, none is trained twice."""
 
     # -- drains
 
@@ -210,7 +210,7 @@ class Job(Torchruns):
     ) -> World:
         """Tell ``leavers`` to go, all at once; ``replace`` others come; the next world steps."""
         commits, before = len(self.witness.commits), self.round.number
-        # Several are told before the save for the first of them is over.
+        # Several are drained before the save for the first of them is over.
         with self.saves_held() if len(leavers) > 1 else nullcontext():
             for node in leavers:
                 notice(self, node)

@@ -263,7 +263,7 @@ class Torchruns(Training, Pods):
 
     def mend_store(self) -> None:
         """Connect every sidecar to the store again."""
-        self.tell("everybody is connected to the store again")
+        self.tell("all are connected to the store again")
         for proxy in self._proxies:
             self.background.call(proxy.mend)
 
