@@ -7,7 +7,7 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from rdzv.errors import StoreError
@@ -62,7 +62,9 @@ class EtcdMembers:
     async def kill(self, member: int) -> None:
         """Kill a member with SIGKILL."""
         process = self._processes.pop(member)
-        process.kill()
+        # Ctrl-C ends it too.
+        with suppress(ProcessLookupError):
+            process.kill()
         await process.wait()
 
     async def leader(self, other_than: int | None = None) -> int:

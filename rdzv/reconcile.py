@@ -138,7 +138,8 @@ class Loop(ABC):
 
     def __init__(self, clock: Callable[[], float] = loop_time) -> None:
         self.clock = clock
-        self._woken = asyncio.Event()
+        self._woken = False
+        self._waiting: asyncio.Timeout | None = None
 
     @abstractmethod
     async def step(self) -> Outlook:
@@ -146,24 +147,42 @@ class Loop(ABC):
 
     def wake(self) -> None:
         """Look again, also if that is called during a look."""
-        self._woken.set()
+        self._woken = True
+        if self._waiting is not None and not self._waiting.expired():
+            self._waiting.reschedule(loop_time())
 
     async def run(self) -> None:
         """Look and wait until cancelled."""
         while True:
-            self._woken.clear()
+            self._woken = False
             step = await self._look()
             if step.again:
                 continue
-            await first_of(*self._waits(step), timeout_s=self._timeout_s(step))
+            # What comes at the same time costs one look.
+            await asyncio.sleep(0)
+            if not self._woken:
+                await self._wait(step)
             if step.burst_s:
                 await asyncio.sleep(step.burst_s)
 
     async def _look(self) -> Outlook:
         return await self.step()
 
-    def _waits(self, step: Outlook) -> list[Awaitable[object]]:
-        return [self._woken.wait(), *([] if step.changed is None else [step.changed()])]
+    async def _wait(self, step: Outlook) -> None:
+        """Wait for a change, a call or the time; a call moves the limit to now: no task is made."""
+        timeout_s = self._timeout_s(step)
+        limit = self._waiting = asyncio.timeout(timeout_s if timeout_s < math.inf else None)
+        try:
+            async with limit:
+                await self._until_changed(step)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        finally:
+            self._waiting = None
+
+    async def _until_changed(self, step: Outlook) -> None:
+        await (asyncio.Event().wait() if step.changed is None else step.changed())
 
     def _timeout_s(self, step: Outlook) -> float:
         return max(REST_S, step.look_at_s - self.clock())
@@ -341,11 +360,10 @@ class Reconciler(Loop):
 
     # -- the wait
 
-    def _waits(self, step: Outlook) -> list[Awaitable[object]]:
-        waits = super()._waits(step)
-        if step.write is not None and self.kernel.fence() is None:
-            waits.append(self.kernel.registered())
-        return waits
+    async def _until_changed(self, step: Outlook) -> None:
+        changed = super()._until_changed(step)
+        unfenced = step.write is not None and self.kernel.fence() is None
+        await (first_of(changed, self.kernel.registered()) if unfenced else changed)
 
     def _timeout_s(self, step: Outlook) -> float:
         return min(super()._timeout_s(step), max(REST_S, self._refused_s))
@@ -353,12 +371,12 @@ class Reconciler(Loop):
 
 def log_defect(sentence: str, error: BaseException, **fields: str) -> None:
     """Log ``sentence`` as a defect of Muster, with the traceback; ``fields`` are for machines."""
-    told = {"event": "defect", **fields}
-    log.critical("a defect of muster: %s", sentence, exc_info=error, extra=told)
+    extra = {"event": "defect", **fields}
+    log.critical("a defect of muster: %s", sentence, exc_info=error, extra=extra)
 
 
 async def restarted(what: str, work: Callable[[], Awaitable[None]]) -> None:
-    """Run ``work`` until cancelled, and restart it after a defect, ``AGAIN_S`` later."""
+    """Run ``work`` until cancelled, and restart it after a defect, ``DEFECT_PAUSE_S`` later."""
     while True:
         try:
             await work()
@@ -369,7 +387,7 @@ async def restarted(what: str, work: Callable[[], Awaitable[None]]) -> None:
 
 
 def log_pause(what: str, error: BaseException) -> None:
-    """Report a defect after which a task pauses for ``AGAIN_S``."""
+    """Report a defect after which a task pauses for ``DEFECT_PAUSE_S``."""
     log_defect(f"{what} pauses for {DEFECT_PAUSE_S:g} s: {error}", error)
 
 

@@ -51,8 +51,11 @@ class DrainInvariants:
 
     def shown(self, pod: Pod, commit: Commit) -> None:
         """The sidecar of a pod is shown this commit, and acts by it."""
-        if commit.granted or commit.admitted:
-            self._ends_shown.setdefault((commit.run, commit.round), []).append(pod.sidecar)
+        round = (commit.run, commit.round)
+        rank = pod.torchrun.rank if pod.torchrun is not None else None
+        # A newcomer that alone knows of being let in, as a restored store does not, asks again.
+        if commit.granted or (commit.admitted and rank is not None and rank.round == round):
+            self._ends_shown.setdefault(round, []).append(pod.sidecar)
 
     def restored(self) -> None:
         """The store has gone back: a grant that it has lost before anybody saw it was never one."""

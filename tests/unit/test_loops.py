@@ -14,7 +14,6 @@ import pytest
 
 from tests.support.sources import relative, sources, tree
 
-ROOT = Path(__file__).parents[2]
 ROOMS = ("rdzv", "agent", "launcher_shim", "controller")
 
 LOOPS_MAX = 25
@@ -26,9 +25,8 @@ REACHED_MAX = 2
 
 
 def files() -> Iterator[tuple[str, str]]:
-    for room in ROOMS:
-        for path in sorted((ROOT / room).rglob("*.py")):
-            yield str(path.relative_to(ROOT)), path.read_text()
+    for path in sources(*ROOMS):
+        yield relative(path), path.read_text()
 
 
 def endless(node: ast.AST) -> bool:
@@ -59,7 +57,6 @@ def test_waits_are_not_written_by_hand() -> None:
     assert len(reached) <= REACHED_MAX, reached
 
 
-PACKAGES = ("agent", "console", "controller", "injection", "launcher_shim", "muster", "rdzv")
 WHOLE = frozenset({"match", "fullmatch"})
 """These look at the beginning of a text alone; all others search it."""
 BRIEF_S = 0.01
@@ -72,23 +69,20 @@ TIMES = 9.0
 
 def patterns() -> Iterator[tuple[str, str, bool]]:
     """Each pattern that is written out: where, and whether texts are searched for it."""
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            text = path.read_text()
-            for node in ast.walk(ast.parse(text)):
-                match node:
-                    case ast.Call(
-                        func=ast.Attribute(value=ast.Name(id="re"), attr=how),
-                        args=[ast.Constant(value=str(pattern)), *_],
-                    ):
-                        used = {how}
-                        if how == "compile":
-                            lines = ast.get_source_segment(text, node) or ""
-                            name = re.search(rf"(\w+) = {re.escape(lines)}", text)
-                            used = (
-                                set(re.findall(rf"\b{name[1]}\.(\w+)\(", text)) if name else set()
-                            )
-                        yield f"{path.relative_to(ROOT)}:{node.lineno}", pattern, not used <= WHOLE
+    for path in sources():
+        text = path.read_text()
+        for node in ast.walk(tree(path)) if "import re\n" in text else ():
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(value=ast.Name(id="re"), attr=how),
+                    args=[ast.Constant(value=str(pattern)), *_],
+                ):
+                    used = {how}
+                    if how == "compile":
+                        lines = ast.get_source_segment(text, node) or ""
+                        name = re.search(rf"(\w+) = {re.escape(lines)}", text)
+                        used = set(re.findall(rf"\b{name[1]}\.(\w+)\(", text)) if name else set()
+                    yield f"{relative(path)}:{node.lineno}", pattern, not used <= WHOLE
 
 
 def _pieces(pattern: str) -> list[str]:
@@ -113,7 +107,7 @@ def is_superlinear(pattern: str, *, searches: bool = True) -> str:
 
         length = 8
         while spent_s(length) < BRIEF_S and length < MANY:
-            length += length // 2
+            length = length + length // 2 if length < FEW else 4 * length
         if length < FEW:
             return f"{start!r} and {one!r} repeated"
         if length < MANY:

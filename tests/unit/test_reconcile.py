@@ -240,7 +240,7 @@ async def test_the_kernel_keeps(promise: Callable[[], Coroutine[None, None, None
 async def looks_then_forgets(self: Reconciler) -> Outlook:
     """A step whose calls are forgotten: the call is taken to be older than the look."""
     step = await Counter.step(cast(Counter, self))
-    self._woken.clear()
+    self._woken = False
     return step
 
 
