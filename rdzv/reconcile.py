@@ -158,12 +158,10 @@ class Loop(ABC):
             step = await self._look()
             if step.again:
                 continue
-            # What comes at the same time costs one look.
-            await asyncio.sleep(0)
             if not self._woken:
                 await self._wait(step)
-            if step.burst_s:
-                await asyncio.sleep(step.burst_s)
+            # What comes at the same time costs one look.
+            await asyncio.sleep(step.burst_s)
 
     async def _look(self) -> Outlook:
         return await self.step()

@@ -183,7 +183,7 @@ class Quarantining(Reconciler):
             least = snapshot.rules.policy.smallest
             return after_death(records, self._member, self._pod_uid, death, fit, least, self._terms)
         wake_at_s = math.inf
-        if self._in is not None:
+        if self._in is not None and records:
             nonce, world = self._in
             decision = after_progress(records, world.members)
             if decision.records:

@@ -82,7 +82,7 @@ async def test_i11_four_that_fail_alike_and_are_well_then_all_train_with_no_hand
     job = await world.job("abcd", most=5, quarantine=FOR_A_WHILE, patience_s=600.0)
     job.launchers.update(dict.fromkeys("abcd", "failing"))
     await job.passes(200)
-    assert job.snapshot.quarantines
+    await job.until(lambda: job.snapshot.quarantines)
     job.launchers.clear()
     job.add("e")
     await job.settles()
