@@ -82,7 +82,7 @@ class RoomyJob(LabelledJob):
 
 
 @pytest.fixture(scope="module")
-def lab(kubelab: Kubelab) -> Iterator[Kubelab]:
+def lab(kubelab: Kubelab, sidecar_in_lab: str) -> Iterator[Kubelab]:
     """The lab with the chart, and room for six pods."""
     with ChartRelease(kubelab):
         for node in NODES:
