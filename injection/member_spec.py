@@ -148,11 +148,11 @@ def _slots(
     role: Role | None,
 ) -> int:
     """Return the worker processes in a pod; a launcher's accelerators are not its workers'."""
-    told = [workload.told(path) for path in kind.slots]
+    given = [workload.told(path) for path in kind.slots]
     if role is None:
-        return facts.slots(container, told)
-    said = next(filter(None, map(facts.whole_number, told)), 0) or line.slots
-    return said or (facts.slots(container, []) if role == "worker" else 1)
+        return facts.slots(container, given)
+    slots = next(filter(None, map(facts.whole_number, given)), 0) or line.slots
+    return slots or (facts.slots(container, []) if role == "worker" else 1)
 
 
 def _host_place(name: str) -> int:

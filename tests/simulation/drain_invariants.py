@@ -52,9 +52,10 @@ class DrainInvariants:
     def shown(self, pod: Pod, commit: Commit) -> None:
         """The sidecar of a pod is shown this commit, and acts by it."""
         round = (commit.run, commit.round)
-        rank = pod.torchrun.rank if pod.torchrun is not None else None
-        # A newcomer that alone knows of being let in, as a restored store does not, asks again.
-        if commit.granted or (commit.admitted and rank is not None and rank.round == round):
+        worlds = (world for (of, _), world in self._job.worlds.items() if of == round)
+        # Newcomers ask again if a restored store has lost that they were let in: what they alone
+        # were shown ends no world.
+        if commit.granted or (commit.admitted and any(pod.name in one.ranks for one in worlds)):
             self._ends_shown.setdefault(round, []).append(pod.sidecar)
 
     def restored(self) -> None:

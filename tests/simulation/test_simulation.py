@@ -31,7 +31,7 @@ LONG = 7
 ``scripts/simulate --seeds`` tells any."""
 
 HASHED = 4
-"""Every day one plot of so many is told again with other hashes; the others in the long proof."""
+"""One plot in ``HASHED`` runs daily under another hash seed; the long proof runs all."""
 
 LIVE = (
     "failing-pods",
