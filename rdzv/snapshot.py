@@ -162,6 +162,16 @@ def listing_of(snapshot: Snapshot, places: Places = NO_ROUND) -> Listing:
     )
 
 
+def is_enough(snapshot: Snapshot, listing: Listing) -> bool:
+    """Return whether enough members for a world are listed; a member that drains is not.
+
+    A quarantined one does not count: no pod may go because of one that may die at once.
+    """
+    fit = [member for member in listing.listed if member.name not in listing.quarantined]
+    rules = snapshot.rules
+    return rules is not None and len(fit) >= rules.policy.smallest
+
+
 def first_to_go(listing: Listing) -> Member | None:
     """Return the member that scaling down takes first; None if their controller does not say.
 

@@ -15,7 +15,6 @@ from agent.verdict.view import present_view
 from console.job.changing import no_member, requester, write
 from console.job.reading import connected, news
 from launcher_shim.pod.hold import reserve_s
-from rdzv.drain.decision import is_enough
 from rdzv.drain.standing import phase_of
 from rdzv.drain.transactions import cancel, first_write, take_over
 from rdzv.errors import MembershipError
@@ -23,7 +22,7 @@ from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.records.drain import Drain
 from rdzv.records.job import Member
-from rdzv.snapshot import Snapshot, listing_of
+from rdzv.snapshot import Snapshot, is_enough, listing_of
 from rdzv.store import Compare, GuardedWrites
 
 LOST_S = 3.0

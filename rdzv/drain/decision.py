@@ -29,7 +29,7 @@ from rdzv.drain.saves import DIFFER, Said, difference, left_to_others, with_agre
 from rdzv.drain.standing import FINISHING, asked, is_of_launcher, released
 from rdzv.records.drain import Commit, Drain, LastCommit, Outcome, Vote
 from rdzv.records.job import shown_round
-from rdzv.snapshot import Listing, Snapshot
+from rdzv.snapshot import Snapshot, is_enough
 
 SAVES_LOOK_S = 5.0
 """Interval at which reports of periodic saves are read: they wake no sidecar."""
@@ -640,19 +640,6 @@ def _union(pods: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({*pods, *more}))
 
 
-# --- for other modules ---
-
-
-def is_enough(membership: Snapshot, listing: Listing) -> bool:
-    """Return whether enough members for a world are listed; a member that drains is not.
-
-    A quarantined one does not count: no pod may go because of one that may die at once.
-    """
-    fit = [member for member in listing.listed if member.name not in listing.quarantined]
-    rules = membership.rules
-    return rules is not None and len(fit) >= rules.policy.smallest
-
-
 def savers(
     membership: Snapshot, votes: Mapping[str, Vote], run: str, number: int
 ) -> Mapping[str, str]:
@@ -660,8 +647,8 @@ def savers(
 
     Nothing that happens to them ends the save of the others, who finish it without them.
     """
-    commit = _commit_of(membership.commit, run, number)
-    if commit.phase != "commit":
+    commit = membership.commit
+    if commit is None or not commit.is_of(run, number) or commit.phase != "commit":
         return {}
     return {
         uid: drain.member
@@ -670,33 +657,3 @@ def savers(
         and (vote.epoch, vote.round, vote.pod_uid) == (commit.epoch, number, uid)
         and vote.acked is not None
     }
-
-
-def joins_wait(membership: Snapshot, listing: Listing, run: str, number: int) -> bool:
-    """Return whether this round has to save before it forms again; if not, it does so at once."""
-    rules = membership.rules
-    paused = rules is not None and rules.paused
-    if not paused and not is_enough(membership, listing):
-        return True
-    commit = _commit_of(membership.commit, run, number)
-    return not (commit.admitted or (commit.refused and commit.joins))
-
-
-def join_agreed(commit: Commit | None, run: str, number: int) -> bool:
-    """Return whether the ranks of this round are held or save to re-form it, or do so without."""
-    here = _commit_of(commit, run, number)
-    return here.joins and (here.refused or here.phase in ("hold", "commit", "done"))
-
-
-def ends_round(membership: Snapshot, run: str, number: int) -> bool:
-    """Return whether a leave or a join was granted after a save of this round.
-
-    Its ranks stay parked, so it must end, even if the newcomer or the leaver has vanished since.
-    """
-    commit = _commit_of(membership.commit, run, number)
-    return commit.admitted or bool(commit.granted)
-
-
-def _commit_of(commit: Commit | None, run: str, number: int) -> Commit:
-    """Return the commit record if it is about this round; else an idle one."""
-    return commit if commit is not None and commit.is_of(run, number) else Commit()

@@ -6,10 +6,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from rdzv.drain.decision import is_enough
 from rdzv.records.drain import Commit, Drain, LastCommit
 from rdzv.records.job import ROUNDS_PER_LIFE
-from rdzv.snapshot import Snapshot, listing_of
+from rdzv.snapshot import Snapshot, is_enough, listing_of
 from tests.simulation.nodes import Sidecar
 from tests.simulation.pods import Pod, SimulatedJob
 from tests.simulation.ranks import Rank, RoundId

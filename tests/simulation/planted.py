@@ -838,7 +838,13 @@ PLANTS |= {
     ),
     # Whoever drains is let go below min.
     "min-not-compared": _as(
-        "drains", 40, {"rdzv.drain.decision.is_enough": lambda *_: True}, first=6
+        "drains",
+        40,
+        {
+            "rdzv.drain.decision.is_enough": lambda *_: True,
+            f"{_C10D}.rounds.inputs.is_enough": lambda *_: True,
+        },
+        first=6,
     ),
     # What a restored store has lost of a rank's saves is handed to it again.
     "lost-saves-of-shards-unseen": _as(

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.drain.decision import DrainDecision, decide, ends_round, join_agreed, joins_wait
+from launcher_shim.c10d.rounds.inputs import ends_round, join_agreed, joins_wait
+from rdzv.drain.decision import DrainDecision, decide
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound, observe
 from rdzv.drain.standing import granted, phase_of
 from rdzv.drain.transactions import cancel, transaction

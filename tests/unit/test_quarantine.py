@@ -15,7 +15,6 @@ from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnaps
 from launcher_shim.c10d.rounds.observations import RoundObservations
 from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.rounds.world import reform
-from rdzv.drain.decision import is_enough
 from rdzv.keys import JobKeys
 from rdzv.members.gone import leftovers
 from rdzv.membership import snapshot_of
@@ -31,7 +30,7 @@ from rdzv.records.quarantine import (
     after_progress,
     after_time,
 )
-from rdzv.snapshot import Snapshot, listing_of
+from rdzv.snapshot import Snapshot, is_enough, listing_of
 from rdzv.store import KeyValue, RangeResult
 from tests.support.records import kv, member, node, run, world
 

@@ -8,13 +8,13 @@ from dataclasses import field
 
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from rdzv.dataclass import dataclass
-from rdzv.drain.decision import ends_round, join_agreed, joins_wait, savers
+from rdzv.drain.decision import savers
 from rdzv.drain.standing import granted
 from rdzv.membership import Membership as JobMembership
-from rdzv.records.drain import Drain
+from rdzv.records.drain import Commit, Drain
 from rdzv.records.policy import JobPolicy
 from rdzv.records.troubles import Failure
-from rdzv.snapshot import Listing, Snapshot
+from rdzv.snapshot import Listing, Snapshot, is_enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +231,36 @@ def _is_of_backup(drain: Drain, current: Round) -> bool:
     return 0 < drain.created_revision <= current.restored_at and any(
         seat.member == drain.member for seat in current.frozen
     )
+
+
+def joins_wait(membership: Snapshot, listing: Listing, run: str, number: int) -> bool:
+    """Return whether this round has to save before it forms again; if not, it does so at once."""
+    rules = membership.rules
+    paused = rules is not None and rules.paused
+    if not paused and not is_enough(membership, listing):
+        return True
+    commit = _commit_of(membership.commit, run, number)
+    return not (commit.admitted or (commit.refused and commit.joins))
+
+
+def join_agreed(commit: Commit | None, run: str, number: int) -> bool:
+    """Return whether the ranks of this round are held or save to re-form it, or do so without."""
+    here = _commit_of(commit, run, number)
+    return here.joins and (here.refused or here.phase in ("hold", "commit", "done"))
+
+
+def ends_round(membership: Snapshot, run: str, number: int) -> bool:
+    """Return whether a leave or a join was granted after a save of this round.
+
+    Its ranks stay parked, so it must end, even if the newcomer or the leaver has vanished since.
+    """
+    commit = _commit_of(membership.commit, run, number)
+    return commit.admitted or bool(commit.granted)
+
+
+def _commit_of(commit: Commit | None, run: str, number: int) -> Commit:
+    """Return the commit record if it is about this round; else an idle one."""
+    return commit if commit is not None and commit.is_of(run, number) else Commit()
 
 
 class MembershipOfRun:

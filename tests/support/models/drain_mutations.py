@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
+from launcher_shim.c10d.rounds import inputs
 from muster import boundary
 from rdzv.drain import decision as draining
 from rdzv.drain import gate, transactions
@@ -269,7 +270,7 @@ def refusal_opens_the_door(membership: Snapshot, listed: Listing, run: str, numb
     """Once a rank took no part, whoever comes later in this round is let in without a save."""
     commit = membership.commit
     refused = commit is not None and commit.refused and commit.round == number
-    return not refused and draining.joins_wait(membership, listed, run, number)
+    return not refused and inputs.joins_wait(membership, listed, run, number)
 
 
 def nothing_ends_the_round(membership: Snapshot, run: str, number: int) -> bool:

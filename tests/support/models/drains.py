@@ -19,6 +19,7 @@ from itertools import chain
 from random import Random
 from typing import Any, Literal, NamedTuple
 
+from launcher_shim.c10d.rounds import inputs
 from muster import boundary
 from rdzv.drain import decision as draining
 from rdzv.drain import gate, transactions
@@ -256,9 +257,9 @@ class World:
     transaction = staticmethod(transactions.transaction)
     vote_transaction = staticmethod(vote_transaction)
     cancel = staticmethod(transactions.cancel)
-    ends_round = staticmethod(draining.ends_round)
+    ends_round = staticmethod(inputs.ends_round)
     savers = staticmethod(draining.savers)
-    joins_wait = staticmethod(draining.joins_wait)
+    joins_wait = staticmethod(inputs.joins_wait)
     listing_decide = staticmethod(listing_of)
     entering_forgets = False
     gate_before_publishing = False
