@@ -324,12 +324,13 @@ class Endpoint:
             await current.shared.forget_others(root, present)
 
     def trains_in(self, round: LiveRound) -> bool:
-        """Return whether a torchrun that is connected here has a place in ``round``."""
+        """Return whether a torchrun that is connected here has come into ``round``."""
         if (
             run := self._runs().get(round.run)
         ) is None or run.rendezvous.round.number != round.number:
             return False
-        nonces = {attachment.agent.claim.nonce for attachment in run.attached.values()}
+        claims = [attachment.agent.claim for attachment in run.attached.values()]
+        nonces = {claim.nonce for claim in claims if claim.world is not None}
         return any(seat.nonce in nonces for seat in run.rendezvous.round.frozen)
 
     async def live_rounds_changed(self, before: LiveRounds) -> LiveRounds:

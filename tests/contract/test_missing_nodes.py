@@ -176,6 +176,39 @@ async def test_a_record_that_was_lost_before_its_write_was_answered_is_written_a
         assert own.take_loss()
 
 
+async def test_a_record_that_no_watch_has_shown_is_written_again_to_a_restored_store() -> None:
+    store = MemoryStore(MemoryEngine(now))
+    async with own_node(store) as own:
+        await own.written(ASKS)
+        (backup,) = (await store.range(RUN.node("a"))).kvs
+        again = replace(ASKS, ask=2)
+        own.aim(again)
+        await own.written(again)
+        # The store is restored to before the last write, which the watch had not shown yet.
+        store.engine = MemoryEngine(now)
+        await store.lease_grant(1, TTL_S)
+        puts = [Put(GENERATION.member("a"), b"{}", 1), Put(RUN.node("a"), backup.value, 1)]
+        await store.txn([], puts)
+        (restored,) = (await store.range(RUN.node("a"))).kvs
+        own.begin_anew(restored)
+        await own.written(again)
+        (kv,) = (await store.range(RUN.node("a"))).kvs
+        assert kv.value == again.to_json()
+
+
+async def test_a_record_is_written_again_if_the_lost_store_answers_after_the_restored_one() -> None:
+    store = LateAnswers(MemoryEngine(now))
+    async with own_node(store) as own:
+
+        def lose() -> None:
+            transact(store.engine, [], [Delete(RUN.node("a"))])
+            own.begin_anew(None)
+
+        store.meanwhile = lose
+        await own.written(ASKS)
+        assert (await store.range(RUN.node("a"))).kvs
+
+
 async def test_a_store_restored_unnoticed_is_not_asked_again_and_again_for_a_record() -> None:
     store = LateAnswers(MemoryEngine(now))
     async with own_node(store) as own:
@@ -189,5 +222,5 @@ async def test_a_store_restored_unnoticed_is_not_asked_again_and_again_for_a_rec
         for _ in range(200):
             await asyncio.sleep(0)
         assert store.asked < 10
-        own.forget()
+        own.begin_anew(None)
         await own.written(again)

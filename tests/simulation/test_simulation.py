@@ -190,6 +190,15 @@ def test_i1_an_older_ask_in_a_restored_store_ends_no_world() -> None:
     _run("restores", 1129, 1)
 
 
+def test_i11_a_pod_asks_again_where_a_restored_store_has_lost_its_ask() -> None:
+    _run("restores", 1144, 1)
+
+
+def test_nobody_is_accused_of_a_world_that_its_torchrun_never_came_into() -> None:
+    # Its sidecar was away while the others froze it into their round.
+    _run("restores", 1375, 1)
+
+
 def test_i1_a_lost_round_that_no_sidecar_has_seen_is_frozen_once() -> None:
     _run("earlier-lives-restored", 28851, 1)
 

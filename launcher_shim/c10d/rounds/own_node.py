@@ -79,6 +79,7 @@ class OwnNode(Loop):
         self._was_lost = False
         self._stored: KeyValue | None = None
         self._stored_as_of = 0
+        self._restores = 0
         self._settled = asyncio.Event()
 
     @property
@@ -108,9 +109,14 @@ class OwnNode(Loop):
             self._note_stored(kv if event.kind == "put" else None, kv.mod_revision)
             self.wake()
 
-    def forget(self) -> None:
-        """Accept any revision again: the store was restored or emptied."""
+    def begin_anew(self, stored: KeyValue | None) -> None:
+        """Take what the store has after it was restored or emptied, at whatever revision.
+
+        No event shows it, if the watch had not shown what was lost.
+        """
+        self._restores += 1
         self._stored_as_of = 0
+        self._note_stored(stored, stored.mod_revision if stored else 0)
         self.stir()
 
     def retire(self) -> None:
@@ -170,9 +176,12 @@ class OwnNode(Loop):
         stored_revision = self._stored.mod_revision if self._stored else 0
         put = Put(self._key, wanted.to_json(), lease)
         reads: list[Operation] = [Range(self._key)]
+        restores = self._restores
         result = await self._store.txn(
             [Compare(self._key, "mod", "=", stored_revision), *compares], [put], reads
         )
+        if restores != self._restores:
+            return True  # the answer may be that of the store that was lost
         if result.succeeded:
             # Only the value, the revision and the lease of the stored key are read here.
             kv = KeyValue(self._key, put.value, result.revision, result.revision, 1, lease)

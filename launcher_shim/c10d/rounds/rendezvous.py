@@ -299,7 +299,7 @@ class Rendezvous:
         if self._run.went_back(self._mirror.revision, events):
             log.warning("the store was restored or emptied: writing what this sidecar knows again")
             self._evaluator.cut_off = True
-            self._own.forget()
+            self._own.begin_anew(self._mirror.kvs.get(self._own_key))
         news, looks = False, self._evaluator.cut_off
         member_key = self._registered.member_key
         for event in events:
