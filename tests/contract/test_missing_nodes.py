@@ -136,6 +136,7 @@ def gone(revision: int) -> WatchEvent:
 async def test_a_loss_that_is_over_when_looked_at_was_one_all_the_same() -> None:
     async with own_node(MemoryStore(MemoryEngine(now))) as own:
         revision = await own.written(ASKS)
+        own.agree(None, revision - 1)  # a watch that is behind shows no loss
         assert not own.take_loss()
         own.see(gone(revision + 1))
         back = KeyValue(RUN.node("a"), ASKS.to_json(), revision + 2, revision + 2, 1, 1)
@@ -176,21 +177,22 @@ async def test_a_record_that_was_lost_before_its_write_was_answered_is_written_a
         assert own.take_loss()
 
 
-async def test_a_record_that_no_watch_has_shown_is_written_again_to_a_restored_store() -> None:
+@pytest.mark.parametrize("to", ["an earlier revision", "the revision that the watch has shown"])
+async def test_an_own_write_that_is_lost_before_a_watch_shows_it_is_written_again(to: str) -> None:
     store = MemoryStore(MemoryEngine(now))
     async with own_node(store) as own:
         await own.written(ASKS)
         (backup,) = (await store.range(RUN.node("a"))).kvs
         again = replace(ASKS, ask=2)
         own.aim(again)
-        await own.written(again)
-        # The store is restored to before the last write, which the watch had not shown yet.
-        store.engine = MemoryEngine(now)
-        await store.lease_grant(1, TTL_S)
-        puts = [Put(GENERATION.member("a"), b"{}", 1), Put(RUN.node("a"), backup.value, 1)]
-        await store.txn([], puts)
-        (restored,) = (await store.range(RUN.node("a"))).kvs
-        own.begin_anew(restored)
+        lost = await own.written(again)
+        await store.txn([], [Put(RUN.node("a"), backup.value, 1)])
+        if to == "an earlier revision":
+            own.forget()
+            own.agree(backup, backup.mod_revision)
+        else:
+            # Another member has written by now, and so the watch has come to the answer's revision.
+            own.agree(backup, lost)
         await own.written(again)
         (kv,) = (await store.range(RUN.node("a"))).kvs
         assert kv.value == again.to_json()
@@ -202,7 +204,8 @@ async def test_a_record_is_written_again_if_the_lost_store_answers_after_the_res
 
         def lose() -> None:
             transact(store.engine, [], [Delete(RUN.node("a"))])
-            own.begin_anew(None)
+            own.forget()
+            own.agree(None, 0)
 
         store.meanwhile = lose
         await own.written(ASKS)
@@ -222,5 +225,6 @@ async def test_a_store_restored_unnoticed_is_not_asked_again_and_again_for_a_rec
         for _ in range(200):
             await asyncio.sleep(0)
         assert store.asked < 10
-        own.begin_anew(None)
+        own.forget()
+        own.agree(None, 0)
         await own.written(again)

@@ -109,14 +109,20 @@ class OwnNode(Loop):
             self._note_stored(kv if event.kind == "put" else None, kv.mod_revision)
             self.wake()
 
-    def begin_anew(self, stored: KeyValue | None) -> None:
-        """Take what the store has after it was restored or emptied, at whatever revision.
+    def agree(self, shown: KeyValue | None, revision: int) -> None:
+        """Believe the watch, which shows ``shown`` at ``revision``, once it has come to the answer.
 
-        No event shows it, if the watch had not shown what was lost.
+        If the store has lost an own write that the watch had not shown, no event says so.
         """
+        stored = self._stored
+        if (shown and shown.mod_revision) != (stored and stored.mod_revision):
+            self._note_stored(shown, revision)
+            self.wake()
+
+    def forget(self) -> None:
+        """Accept any revision again: the store was restored or emptied."""
         self._restores += 1
         self._stored_as_of = 0
-        self._note_stored(stored, stored.mod_revision if stored else 0)
         self.stir()
 
     def retire(self) -> None:

@@ -299,7 +299,7 @@ class Rendezvous:
         if self._run.went_back(self._mirror.revision, events):
             log.warning("the store was restored or emptied: writing what this sidecar knows again")
             self._evaluator.cut_off = True
-            self._own.begin_anew(self._mirror.kvs.get(self._own_key))
+            self._own.forget()
         news, looks = False, self._evaluator.cut_off
         member_key = self._registered.member_key
         for event in events:
@@ -317,6 +317,7 @@ class Rendezvous:
             if touched == "round" or event.kv.key in (self._own_key, member_key):
                 self._own.stir()
                 news = True
+        self._own.agree(self._mirror.kvs.get(self._own_key), self._mirror.certain_revision)
         if looks:
             self._decisions.wake()
         if news:
