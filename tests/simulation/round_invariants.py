@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import pairwise
 
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
-from launcher_shim.c10d.rounds.records import Node, Round, Seat
+from launcher_shim.c10d.rounds.records import LOST, Node, Round, Seat
 from rdzv.drain.standing import granted
 from rdzv.errors import RecordError
 from rdzv.mirror import Mirror
@@ -66,6 +66,8 @@ class RoundInvariants:
         self._break = break_
         self._rounds: dict[str, Round] = {}
         self._newest: dict[str, Round] = {}
+        self._lossy: set[RoundId] = set()
+        """Rounds whose worlds have ended by a loss."""
         self._went_back = False
 
     def committed(self, before: Snapshot, events: Sequence[WatchEvent]) -> None:
@@ -101,6 +103,8 @@ class RoundInvariants:
             self._break(f"I5: the run is closed by {new.closed}, though nobody was told to")
         if not new.complete or not new.frozen:
             return
+        if new.ends.startswith(LOST):
+            self._lossy.add((run, new.number))
         if run == RUN and new.finishing and not new.closed and self.at_finish is not None:
             act, self.at_finish = self.at_finish, None
             act(new)
@@ -147,7 +151,8 @@ class RoundInvariants:
             node = Node.from_kv(kv) if kv is not None else None
             if node is not None and (node.seat != seat or node.state != "asking"):
                 self._break(f"{seat} is frozen into round {new.number} and asked for none: {node}")
-        if (former := self.frozen.get((run, new.number - 1))) is not None:
+        before_it = run, new.number - 1
+        if before_it not in self._lossy and (former := self.frozen.get(before_it)) is not None:
             self._job.invariants.quarantines.replaced(before, keys, former, new.frozen)
         for other, number in [one for one in self.frozen if one[0] == run and one[1] < new.number]:
             world = [seat.member for seat in self.frozen[other, number]]
