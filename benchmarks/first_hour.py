@@ -22,9 +22,9 @@ from datetime import datetime
 from pathlib import Path
 
 from benchmarks.figures import Bar, Figure, of_runs, say, say_load
+from tests.support.first_hour.hour import furnish
 
 ROOT = Path(__file__).parents[1]
-PLAIN = ROOT / "tests" / "support" / "first_hour" / "own" / "plain.py"
 CRASHES = 3
 WITHIN_S = 300.0
 """Time limit for a process that hangs."""
@@ -81,6 +81,9 @@ async def measure(crashes: int = CRASHES) -> list[Figure]:
 async def _first_picture(root: Path) -> tuple[float, float]:
     """Measure the seconds from the start to the end of the installation, and to the picture."""
     place, report, source = root / "venv", root / "report", root / "source"
+    own = root / "own"
+    own.mkdir()
+    furnish(own)
     await asyncio.to_thread(_prepare, place, source)
     began_s = time.monotonic()
     await _done(
@@ -91,8 +94,8 @@ async def _first_picture(root: Path) -> tuple[float, float]:
     install_s = time.monotonic() - began_s
     await _done(
         *(place / "bin" / "muster", "local", "--nodes", "2", "--report", report),
-        *("--", "torchrun", PLAIN),
-        cwd=root,
+        *("--", "torchrun", own / "plain.py"),
+        cwd=own,
     )
     if not (report / "world.svg").exists():
         raise RuntimeError("the job has finished without a picture")

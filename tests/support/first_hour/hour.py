@@ -102,7 +102,7 @@ def kept_steps() -> list[str]:
 
 def run_hour(folder: Path) -> list[str]:
     """Run every step; return what each printed, as the transcript has it."""
-    _furnish(folder)
+    furnish(folder)
     store, http = free_ports(2)
     environ = _environ(folder, store)
     told = []
@@ -156,7 +156,8 @@ def _normal(text: str, places: dict[str, str]) -> str:
     return text
 
 
-def _furnish(folder: Path) -> None:
+def furnish(folder: Path) -> None:
+    """Put a newcomer's own scripts and modules into ``folder``."""
     for script in OWN.glob("*.py"):
         shutil.copy(script, folder)
     (folder / "crash.py").write_text("import torhc\n")
