@@ -91,7 +91,7 @@ def remarks_on_failures(
         return
     policy = job.get(POLICY)
     rules = facts.listed(policy, "rules") if isinstance(policy, Mapping) else []
-    lives_on = workload.told(kind.job_restarts) not in ("", "0")
+    lives_on = workload.stated(kind.job_restarts) not in ("", "0")
     lives_on |= any(map(_ignores_an_eviction, rules)) or any(map(_ignores_a_drain, rules))
     if job.get("backoffLimit") == 0 and not lives_on:
         if owner_is_made:

@@ -90,8 +90,8 @@ def demand(
         name, name_label = workload.prefix.rstrip("-."), kind.name_label
     nodes = None if role is not None else bounds(container)
     fewest, largest = nodes or (-(-(line.least or 0) // slots), (line.most or 0) // slots)
-    least = settings.policy["min_nodes"] or facts.whole_number(workload.told(kind.least))
-    most = settings.policy["max_nodes"] or facts.whole_number(workload.told(kind.most))
+    least = settings.policy["min_nodes"] or facts.whole_number(workload.stated(kind.least))
+    most = settings.policy["max_nodes"] or facts.whole_number(workload.stated(kind.most))
     sized_by_launch = nodes is not None and not (least or most)
     least, most = least or fewest, most or largest
     _refuse_faults(settings, name, least, most)
@@ -148,7 +148,7 @@ def _slots(
     role: Role | None,
 ) -> int:
     """Return the worker processes in a pod; a launcher's accelerators are not its workers'."""
-    given = [workload.told(path) for path in kind.slots]
+    given = [workload.stated(path) for path in kind.slots]
     if role is None:
         return facts.slots(container, given)
     slots = next(filter(None, map(facts.whole_number, given)), 0) or line.slots

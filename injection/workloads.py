@@ -94,7 +94,7 @@ class Workload:
         has_policy = value_of(child(job, "podFailurePolicy")) is not None
         return has_policy or text_of(child(job, "podReplacementPolicy")) == "Failed"
 
-    def told(self, path: str | None) -> str:
+    def stated(self, path: str | None) -> str:
         """Return the object's value at ``path`` as text; empty if it has no scalar there."""
         value: Any = value_of(child(self.node, *path.split("."))) if path else None
         return "" if value is None or isinstance(value, dict | list) else str(value)

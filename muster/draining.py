@@ -2,8 +2,7 @@
 """``with muster.drain()``: every rank saves the same step before one of them has to go.
 
 At each step boundary a rank publishes its step, *then* reads the gate: in this order no sidecar can
-agree on a step that a rank has already passed. ``muster.boundary`` decides what follows from the
-gate; this module carries it out.
+agree on a step that a rank has passed. ``muster.boundary`` decides what follows; it is done here.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
 The bytes come from a client, so they are untrusted. This is an interpreter of its own for the
 operations that torch's pickles (protocols 4 and 5) consist of. It knows five names and what each
 makes; nothing in it calls, imports or looks up a name from the bytes. Containers hold plain values
-only, so no value is deeper than the attributes of the state, and no operation costs more than its
-own bytes.
+only: no value is deeper than the state's attributes, and no operation costs more than its bytes.
 """
 
 from __future__ import annotations

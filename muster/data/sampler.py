@@ -7,8 +7,7 @@
 
 One order for each seed and epoch is cut into global batches, and each batch into the ranks' shares.
 The order and the global batches do not depend on the world, so a world of another size goes on
-where the one before has stopped: at the cursor, which counts samples. The loader reads ahead of
-training, so the cursor moves with the optimizer steps alone.
+where the one before has stopped: at the cursor. It counts samples, and moves with optimizer steps.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.virtual
 TOLD_S = SETTLED_S + max(HELD_S.values()) + 60.0
 
 
-def told(one: Job) -> list[str]:
+def events_of(one: Job) -> list[str]:
     """The states that the history tells, the oldest first."""
     entries = sorted(one.mirror.under(KEYS.history), key=lambda kv: kv.mod_revision)
     return [
@@ -46,15 +46,15 @@ async def test_each_change_of_the_state_is_told_once() -> None:
     async with job("a", least=2) as one:
         async with telling_of(one, "a"):
             await asyncio.sleep(5 * TOLD_S)
-        assert told(one) == ["below min"]
+        assert events_of(one) == ["below min"]
         await one.add("b")
         async with telling_of(one, "ab"):
             await asyncio.sleep(TOLD_S)
-            assert told(one) == ["below min", "starting"]
+            assert events_of(one) == ["below min", "starting"]
             await one.form("ab")
             await one.training()
             await asyncio.sleep(TOLD_S)
-            assert told(one) == ["below min", "starting", "training"]
+            assert events_of(one) == ["below min", "starting", "training"]
 
 
 async def test_the_metric_has_one_state_and_none_while_the_store_is_away() -> None:
@@ -62,7 +62,7 @@ async def test_the_metric_has_one_state_and_none_while_the_store_is_away() -> No
         assert seen.by_state() == dict.fromkeys(STATES, 0.0)
         await asyncio.sleep(TOLD_S)
         assert seen.by_state() == dict.fromkeys(STATES, 0.0) | {"training": 1.0}
-        assert told(one) == [], "an Event was written for a job that trains"
+        assert events_of(one) == [], "an Event was written for a job that trains"
         one.pods["b"].cable.cut()
         await asyncio.sleep(TOLD_S)
         assert seen.by_state() == dict.fromkeys(STATES, 0.0)

@@ -151,8 +151,8 @@ class RoundInvariants:
             node = Node.from_kv(kv) if kv is not None else None
             if node is not None and (node.seat != seat or node.state != "asking"):
                 self._break(f"{seat} is frozen into round {new.number} and asked for none: {node}")
-        before_it = run, new.number - 1
-        if before_it not in self._lossy and (former := self.frozen.get(before_it)) is not None:
+        last = run, new.number - 1
+        if last not in self._lossy and (former := self.frozen.get(last)) is not None:
             self._job.invariants.quarantines.replaced(before, keys, former, new.frozen)
         for other, number in [one for one in self.frozen if one[0] == run and one[1] < new.number]:
             world = [seat.member for seat in self.frozen[other, number]]

@@ -239,13 +239,13 @@ def joins_wait(membership: Snapshot, listing: Listing, run: str, number: int) ->
     paused = rules is not None and rules.paused
     if not paused and not is_enough(membership, listing):
         return True
-    commit = _commit_of(membership.commit, run, number)
+    commit = _commit_about(membership.commit, run, number)
     return not (commit.admitted or (commit.refused and commit.joins))
 
 
 def join_agreed(commit: Commit | None, run: str, number: int) -> bool:
     """Return whether the ranks of this round are held or save to re-form it, or do so without."""
-    here = _commit_of(commit, run, number)
+    here = _commit_about(commit, run, number)
     return here.joins and (here.refused or here.phase in ("hold", "commit", "done"))
 
 
@@ -254,11 +254,11 @@ def ends_round(membership: Snapshot, run: str, number: int) -> bool:
 
     Its ranks stay parked, so it must end, even if the newcomer or the leaver has vanished since.
     """
-    commit = _commit_of(membership.commit, run, number)
+    commit = _commit_about(membership.commit, run, number)
     return commit.admitted or bool(commit.granted)
 
 
-def _commit_of(commit: Commit | None, run: str, number: int) -> Commit:
+def _commit_about(commit: Commit | None, run: str, number: int) -> Commit:
     """Return the commit record if it is about this round; else an idle one."""
     return commit if commit is not None and commit.is_of(run, number) else Commit()
 
