@@ -28,7 +28,8 @@ END_STREAM = ACK = 0x1
 END_HEADERS, PADDED, HAS_PRIORITY = 0x4, 0x8, 0x20
 _MOST_FRAME = (1 << 24) - 1
 _SETTING = Struct(">HL")
-pack_head = Struct(">HBBBL").pack
+_HEAD = Struct(">HBBBL")
+pack_head = _HEAD.pack
 """Makes the head of a frame: of the size but for its last byte, that byte, kind, flags, stream."""
 
 _CONNECTION_ALONE = frozenset({SETTINGS, PING, GOAWAY})
